@@ -30,10 +30,15 @@
 #
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart
 # the session once.
+#
+# This is the road of the whole series, with what travels on it. You'll walk it once, quickly, up to the
+# trained adapters, and then judge the answers.
+#
+# ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
 
 # %% [markdown]
 # ## Before we start
-# **00 quickstart** · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# **00 quickstart** · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -44,7 +49,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -218,8 +223,8 @@ style.side_by_side({f"{number} steps: {'passes' if verdict.passed else 'fails'}"
                     for (number, text), verdict in zip(counters.items(), verdicts)})
 
 # %% [markdown]
-# First it learns what an answer looks like: a fence, a module, the ports that were asked for. What the
-# module *does* comes last.
+# First it learns what an answer looks like: a fence, a module, a list of ports. The details that a simulator
+# cares about come last.
 #
 # ## 4. Is it right? Count
 # We ask for all 38 modules again. Each answer is compiled and simulated beside a correct module by the
@@ -262,7 +267,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # | here | in full |
 # |---|---|
-# | your own chats | [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md), on one Colab TPU |
+# | your own chats | [own data](own_data.ipynb): bring a file, on Colab or Kaggle |
 # | rows, masks, packing | [02](02_data.ipynb) |
 # | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
 # | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |

@@ -15,19 +15,20 @@
 #
 # # 01 · From nothing to a TPU machine that can run this
 #
-# Is the machine you sit at all right, and what would you have to rent for the 31B? We check the
-# one and look up the other. **On a CPU you can go straight on to [02](02_data.ipynb).**
+# Can your machine run this series? And if you want to train Gemma 4 31B, what do you have to rent, and what
+# will it cost? **On a CPU you can go straight on to [02](02_data.ipynb):** the whole series runs there,
+# with a tiny model.
 #
 # | | |
 # |---|---|
-# | **Needs** | any machine with Python 3.11; for the 31B a Google Cloud project with quota for a v5p-8 and a v6e-8 |
+# | **Needs** | any machine with Python 3.11; for the 31B a TPU: Kaggle's free one, or one that you rent from Google Cloud |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
-# | **Time and cost** | ten seconds here; on Google Cloud 16.80 USD/h (v5p-8) and 21.52 USD/h (v6e-8), published on-demand rates of May 2026 |
+# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves 21.52 USD/h (published on-demand rates of May 2026) |
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · **01 set up** · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · **01 set up** · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -38,7 +39,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -49,9 +50,15 @@ import helpers
 helpers.machine()
 
 # %% [markdown]
-# ## 1. Is this machine all right?
-# Four things can stop a run: no room for the model, the wrong TPU, chips that JAX does not see, and no
-# Icarus Verilog, the simulator that judges answers in 07.
+# ## 1. Can your machine run this?
+# Four things can stop you before you've begun: no room for the model on the disk, no TPU (Google's chip for
+# neural networks) of the kind that the model needs, chips that JAX can't see, or no Icarus Verilog, the
+# simulator that grades the answers in 07. It's better to find out now than after an hour of downloading.
+#
+# What counts as enough depends on the model. `31b` is the one that this series is about, `e2b` (Gemma 4
+# E2B) is its small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows
+# the environment variable `SIZE`, or else the hardware. A name such as `v5p-8` stands for a group of TPU
+# chips that you rent together; section 2 explains it.
 
 # %%
 import platform
@@ -61,7 +68,7 @@ import pandas as pd
 
 from helpers import checks, style
 from tables import hardware, stored
-from tpu_time import fit
+from tpu_time import compiler, fit
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,17 @@ class Settings:
     serve_slice: str = "v6e-8"        # for 05 to 07
     checkpoint_gb: float = 62.5       # google/gemma-4-31B-it (published: arXiv 2605.25645, S2.3)
     needs_tpu: bool = True
-    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # int8, nf4 (11): more slices
+    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # int8, nf4: see 11
 
 
 FULL = Settings()
 E2B = replace(FULL, train_slice="v6e-1", serve_slice="v6e-1", checkpoint_gb=10.2)
 TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates four devices on it
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+
+# %% [markdown]
+# A machine is fine if it's the one we planned for your size, or if we know that 03's training step fits
+# there.
 
 # %%
 def may_be(piece):
@@ -93,70 +104,155 @@ rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
-# With a tick in every row this machine will do. A cross says what to do about it.
+# **If every row has a tick, this machine will do. A row with a cross tells you how to fix it.**
 #
-# ## 2. What fits where
-# A *chip* is what you pay for. A *slice* is a set of chips that work together; one virtual machine,
-# the *host*, drives up to eight. *HBM* is the memory on a chip, and a training step has to fit there.
+# ## 2. Which machine does the 31B need?
+# Three words first. You pay by the **chip**. A **slice** is a group of chips that are wired together, so
+# that they can share one model. A **host** is the virtual machine that your program runs on; it drives up
+# to eight chips. Each chip has its own memory, called **HBM**, and whatever a training step touches has to
+# fit there.
 #
-# **The 31B has 31 billion weights of two bytes. A v5p chip has 96 GiB of HBM, a v6e chip 31. How many
-# of each does it take to hold the weights, and does that leave room to train?**
+# **The 31B has 31 billion weights of two bytes each. A v5p chip has 96 GiB of HBM, a v6e chip has 31. How
+# many of each do you need to hold the weights? And does that leave room to train?**
 #
 # <details><summary>Answer</summary>
 #
-# 62.5 GB are 58 GiB: one v5p chip, or two v6e chips. But a step also needs adapters, their optimizer,
-# and above all what the forward pass keeps for the backward pass: *activations*.
+# 62.5 GB are 58 GiB, so one v5p chip holds them, or two v6e chips. But training needs more: *adapters*, the
+# small matrices that we train beside the frozen weights; the optimizer's two numbers for each number in
+# them; and above all the *activations*, which the forward pass keeps for the backward pass.
 #
 # </details>
 #
-# If activations do not fit, the backward pass computes them again. `remat` says how much: NONE, BLOCK
-# (attention and MLP) or DECODER (whole layers). Each line recomputes as little as leaves a tenth of the chip
-# free: *compiled* by the TPU's own compiler if 08 has such a step, else *estimated* from the model's shapes.
-# *Real* tokens are not padding. Hours and dollars, where a time is predicted, are for
-# all of 03 on 10,000 examples of 922 tokens, as in the published recipe; downloading, loading, compiling and
-# saving are assumed (for the 31B about half an hour). `e2b` is Gemma 4 E2B, the 31B's small sister.
+# Here is what fills the memory of two slices while they train it.
+#
+# ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
+#
+# This table counts all of that. Its dollars are for the whole of notebook 03, which trains on 10,000
+# examples of 922 tokens on average, as in the paper that this series follows (the *published recipe*, arXiv
+# 2605.25645).
 
 # %%
-def slice_row(step, price, tokens=10_000 * 922):
-    """One line of the table: what fits on a slice, hours and dollars of a whole training run."""
-    how = "compiled" if step.compiled else "estimated"
-    row = {"slice": step.slice, "model": step.model, "base": step.base_dtype,
+TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
+NAMES = {"31b": "the 31B", "e2b": "the E2B"}
+choices = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
+first = {}
+for step, price in choices:  # of each slice, bfloat16 comes before int8
+    if step.compiled and step.fits and step.slice not in first:
+        dtype = "" if step.base_dtype == "bfloat16" else f", weights in {step.base_dtype}"
+        dollars = fit.run_cost(step, TOKENS, price)["dollars_text"]
+        first[step.slice] = (step.slice, NAMES[step.model] + dtype, dollars)
+style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for all of 03"]))
+
+# %% [markdown]
+# The 31B needs four v5p chips or eight v6e chips. Smaller slices hold it if each frozen weight takes one
+# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). For the E2B one
+# chip should be enough, a v6e-1 with room to spare and a v5e-1 barely.
+#
+# The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on-demand rates.
+# For the 31B we assumed about half an hour of loading and compiling. `≥` is a lower limit, where no time is
+# predicted.
+#
+# The next table opens on a click and has the rest. If the activations don't fit, the backward pass can
+# compute them again instead (`remat`; PyTorch says activation checkpointing). `NONE` recomputes nothing,
+# `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as little as possible while keeping 10 %
+# of the memory free. *Compiled* is what the TPU's own compiler says, *estimated* is our sum over the
+# model's shapes.
+
+# %%
+def full_row(step, price):
+    """All we know of one model on one slice; no hours where no time is predicted."""
+    row = {"slice": step.slice, "model": step.model, "weights": step.base_dtype,
            "GiB a chip": f"{step.total:.0f} of {step.limit:.0f}",
-           "fits": f"yes ({how}), remat={step.remat}" if step.fits else f"no ({how})",
-           "real tokens/s": "", "hours": "", "USD": ""}
+           "fits": "yes" if step.fits else "no", "remat": step.remat,
+           "how we know": "compiled" if step.compiled else "estimated",
+           "tokens/s, without padding": "", "hours": "", "USD": ""}
     if step.speed is not None:
-        cost = fit.run_cost(step, tokens, price)
-        row |= {"real tokens/s": step.pace, "hours": cost["hours_text"],
+        cost = fit.run_cost(step, TOKENS, price)
+        row |= {"tokens/s, without padding": step.pace, "hours": cost["hours_text"],
                 "USD": cost["dollars_text"]}
     return row
 
 
-chosen = [row for row in fit.renters_rows() if row[0].base_dtype != "nf4"]
-chosen += [row for row in fit.renters_rows(("e2b",), fit.ONE_CHIP) if row[0].compiled]
-style.words(pd.DataFrame([slice_row(*row) for row in chosen]))
+listed = [row for row in choices if row[0].base_dtype != "nf4"]
+style.folded("every slice: memory, remat, speed, hours",
+             pd.DataFrame([full_row(*row) for row in listed]))
 
 # %% [markdown]
-# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8; for E2B one
-# chip is enough. [08](08_dryrun.ipynb) explains the predicted times, [11](11_qlora.ipynb) the base in int8.
-#
-# **JAX on a v5p-8 shows four devices, on a v6e-8 eight. Why?**
+# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8. **JAX shows four
+# devices on a v5p-8, and eight on a v6e-8. Why?**
 #
 # <details><summary>Answer</summary>
 #
-# Google's names count TensorCores. A v5p chip has two, and JAX treats both as one device; a v6e chip
-# has one.
+# Google's names count TensorCores. A v5p chip has two, which JAX treats as one device. A v6e chip has one.
 #
 # </details>
 #
-# ### 62.5 GB have to go somewhere first
-# The checkpoint goes to a disk before it goes to the chips. Of a classic machine's boot disk of 97 GB 85
-# are taken when you arrive (published: arXiv 2605.25645, S2.3, and its repository). Hence
-# `TMPDIR=/dev/shm`, a disk in RAM: set it before you start Python. The scripts below do.
+# **A slice has to hold the weights, and everything that a training step keeps beside them.**
 #
-# ## 3. Create a machine, and delete it
-# `scripts/vm.sh` runs on your laptop, with `gcloud` logged in to a project with billing and quota
-# ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)). Here we print the first
-# command of each step and run none.
+# ## 3. How can anybody know that without a TPU?
+# Nobody had a TPU to fill that table. Here's the trick: Google's library `libtpu` contains the TPU's
+# compiler, and the compiler runs on any x86-64 Linux machine. It doesn't need a chip, only a description of
+# one. Let's ask it about a product of two matrices, 8,192 by 8,192, on the four chips of a v5p-8. With a
+# few words of JAX you can read the cell:
+#
+# - A *topology* describes chips that nobody has to own; `v5p:2x2x1` is two by two of them.
+# - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what, here a
+#   quarter of the rows each.
+# - `ShapeDtypeStruct` is a matrix without memory, like a tensor on PyTorch's `meta` device.
+# - `lower` turns the function into a graph without running it, and `compile` turns the graph into a
+#   program.
+
+# %%
+library = "" if hardware.here().accelerator == "tpu" else compiler.start()  # leave real chips alone
+if library:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import topologies
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    os.environ["JAX_PLATFORMS"] = "cpu"  # so section 1 still works if you run it again
+    chips = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
+    by_rows = NamedSharding(jax.make_mesh((4,), ("rows",), devices=chips), PartitionSpec("rows"))
+    matrix = jax.ShapeDtypeStruct((8_192, 8_192), jnp.bfloat16, sharding=by_rows)
+    product = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).compile()
+    plan = product.memory_analysis()
+    print(f"each of {len(chips)} chips: {plan.argument_size_in_bytes / 1e6:.0f} MB of inputs, "
+          f"{plan.output_size_in_bytes / 1e6:.0f} MB of output, "
+          f"{plan.temp_size_in_bytes / 1e6:.0f} MB in between")
+else:
+    print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
+
+# %% [markdown]
+# That's a real TPU program; it just has no TPU to run on. Each matrix has 134 MB, so a chip holds a quarter
+# of both inputs (67 MB) and makes a quarter of the output (34 MB). The 134 MB in between are one whole
+# matrix. To multiply its rows, a chip needs *all* of the second matrix, so it gathers the rest from the
+# other chips.
+#
+# What happens if we ask for too much?
+
+# %%
+if library:
+    huge = jax.ShapeDtypeStruct((200_000, 200_000), jnp.bfloat16, sharding=by_rows)
+    try:
+        jax.jit(lambda a, b: a @ b).lower(huge, huge).compile()
+    except jax.errors.JaxRuntimeError as refusal:
+        print(refusal)
+
+# %% [markdown]
+# The compiler refuses, and says how much memory the product would need. ✏️ Put in your own function, or
+# another slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the whole training step of 03,
+# and also predicts how long it takes.
+#
+# **A TPU's compiler tells you what fits, and you don't need the TPU. So compile first, and rent later.**
+#
+# ## 4. How do you get such a machine, and how do you get rid of it?
+# Maybe you don't have to pay at all. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9
+# hours at a time (Kaggle's rules in November 2026). Section 2 says what fits there.
+#
+# If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud`,
+# a project with billing, and *quota*, which is Google's permission to rent such chips
+# ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by
+# step). Here it only prints what it would run, and we show the first command of each step:
 
 # %%
 def dry(*words):
@@ -173,17 +269,23 @@ dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
 dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
-# - `check` asks the hub whether the licence is accepted and the token works, before anything is rented.
-# - `create` waits in line for two hours at most: *flex-start* is cheaper than on demand, and yours until
-#   its time is up. Then it tries *spot*, spare capacity that can be taken back at any moment.
-#   `--max-run-duration` deletes both after three hours. Last comes the *classic* TPU API, which has no such
-#   limit: only you end that machine.
-# - `run` copies a script there and starts it: install, checks, 02 to 04, checkpoints in a *bucket* (a
-#   folder in Google Cloud Storage). Run it again on a new machine, and it goes on.
-# - `delete` ends it. The disk goes with the machine, the bucket stays.
+# - `check` asks the model hub whether you've accepted the licence and whether your token works, before
+#   anything costs money.
+# - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
+#   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
+#   themselves after three hours (`--max-run-duration`). Last comes the older *classic* API. It knows no
+#   such limit, so only you can end that machine.
+# - `run` copies a script there and starts it: install, the checks from above, 02 to 04. Checkpoints go to a
+#   *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one
+#   continues.
+# - `delete` ends it. The disk is gone, the bucket stays.
 #
-# **You create a v6e-8 on a Friday without a limit on its run time and forget it. What does Monday
-# morning say?**
+# The model's 62.5 GB have to lie on a disk before they go to the chips. On a classic machine 85 of the boot
+# disk's 97 GB are already used (published: arXiv 2605.25645, S2.3, and its repository). That's why our
+# scripts set `TMPDIR=/dev/shm`, a disk in RAM. If you work by hand, set it before you start Python.
+#
+# **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What has it cost by
+# Monday morning?**
 
 # %%
 WEEKEND = 64  # hours from Friday 17:00 to Monday 9:00
@@ -193,12 +295,14 @@ for name in (cfg.train_slice, cfg.serve_slice):
           f"{WEEKEND * price:,.0f} (on demand, published rates)")
 
 # %% [markdown]
-# Three habits prevent it: the limit above, `scripts/vm.sh list ZONE` before you close the laptop,
-# `delete` for what it lists.
+# Three habits prevent that: create with a limit, run `scripts/vm.sh list ZONE` before you close the laptop,
+# and `delete` whatever it lists.
 #
-# ## 4. Write it down
-# `setup.json` says on what this run was made. It is written even if a check failed: send it to
-# whoever helps you.
+# **Chips cost the same busy or idle, so decide when a machine ends before you start it.**
+#
+# ## 5. What will you want to know in a month?
+# When a result looks odd, the first question is what it was made on. `setup.json` says so. It's written
+# even if a check failed, so you can send it to whoever helps you.
 
 # %%
 kept = {name: {"fine": fine, "text": text} for name, (fine, text) in results.items()}
@@ -211,18 +315,20 @@ if wrong:
 print(f"ready; wrote {helpers.run_dir('setup.json')}")
 
 # %% [markdown]
+# **`ready` means you can go on; an error lists what to fix.**
+#
 # ## Recap
-# You know whether this machine will do, what each slice holds, and how to create one and delete it. When
-# something goes wrong, look up the symptom in
+# You know whether this machine will do, what each slice holds and costs, how to ask a TPU's compiler, and
+# how to create a machine and delete it. If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# **Exercise.** A friend has quota for a v6e-4 only. Do the 31B's weights fit for serving, and how much
-# is left for everything else?
+# **Exercise.** A friend has quota for a v6e-4 only. Would the 31B's weights fit there for serving, and how
+# much memory would be left for everything else?
 #
 # <details><summary>Solution</summary>
 #
-# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB, the weights take 62.5: they fit. 05 turns the 72 GB
-# that are left into requests.
+# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB. The weights take 62.5 of them, so they fit. 05 turns the
+# 72 GB that are left into requests.
 #
 # </details>
 #

@@ -24,14 +24,14 @@
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
 # | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, verilog-eval's prompts by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Time and cost** | tiny: about 8 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
+# | **Time and cost** | tiny: about 15 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -42,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -58,6 +58,10 @@ helpers.machine()
 # is the one sentence that opens every prompt, here and in every request later in the series. `rows` is how
 # much of the dataset you use; the published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321.
 # `max_tokens` says which examples are too long.
+#
+# You choose the model here, too. `base` is a name on the hub or a folder, and it can be a Gemma 4 31B, 12B,
+# E4B or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
+# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained to bear four bits.
 
 # %%
 import json
@@ -117,8 +121,9 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # ## 2. Your own data
 # **Can you bring your own chats?** Yes, because only the dataset is about hardware. Set `source` to a file, a
 # folder or a dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
-# sentence. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) does the whole
-# road with them.
+# sentence. If all you want is a model tuned on your file, [own data](own_data.ipynb) does it on one page. To
+# take your file through this series instead, set `RUN_DIR` to a folder of its own, so that you don't
+# overwrite the Verilog run.
 #
 # A row may have any of these forms. **Which of them mean the same chat?**
 
@@ -354,31 +359,35 @@ style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed abo
 
 # %% [markdown]
 # ### What does a mask in the wrong place do?
-# The loss won't tell you: it falls in every case. So we trained the tiny base three times on these rows,
-# with the same tokens, steps and seeds, and let 07's judge count what passes. Only the mask differs.
-# **Which of the three would you bet on, and which one fails completely?**
+# The loss won't tell you: it falls in every case. So we trained the tiny base on these rows with three
+# different masks, with the same tokens, steps and seed, and let 07's judge count what passes. **Which of the
+# three would you bet on, and which one fails completely?**
 
 # %%
 runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/masks").glob("*.csv"))])
 masks = ["answers", "prompts, too", "six tokens late"]
 fig, ax = style.figure(8, 2.4)
 for place, name in enumerate(masks):
-    passed = runs[runs["mask"] == name].greedy
-    ax.barh(place, passed.mean(), color=style.SKY)
-    ax.plot(passed, [place] * len(passed), "o", color=style.BLUE)
-ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 38), ylim=(2.6, -0.6),
-       xlabel=f"of 38 problems passed; a dot is a seed, {runs.steps.iloc[0]} steps each")
-style.finish(fig, "02_masks", "data/masks, measured at size tiny")
+    found = runs[runs["mask"] == name]
+    shares = found.drawn / found.answers_drawn
+    ax.barh(place, shares.mean(), color=style.SKY)
+    ax.plot(shares, [place] * len(shares), "o", color=style.BLUE)
+    ax.annotate(f" {shares.mean():.0%}", (shares.max(), place), va="center", fontsize=11)
+ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 1), ylim=(2.6, -0.6),
+       xlabel="share of 190 drawn answers that pass; a dot is a seed")
+style.finish(fig, "02_masks", f"data/masks: tiny, {runs.steps.iloc[0]} steps each, measured")
 
 # %% [markdown]
 # <details><summary><b>Why does the late mask fail?</b></summary>
 #
-# It never trains the first six tokens of an answer, which are the opening fence and the word `module`. So
-# the model doesn't learn how to begin, and everything that it did learn comes after a beginning.
+# It never trains the first six tokens of an answer, which are the opening fence and the words of the module's
+# header. So the model doesn't learn how to begin, and everything else that it learned comes after a beginning.
 #
 # </details>
 #
-# **A wrong mask doesn't raise an error and doesn't stop the loss from falling. Look at the tokens.**
+# If the prompts are trained, too, the model learns less of what you wanted in the same steps. (One seed so far:
+# `python -m appendix.masks` makes two more.) **A wrong mask raises no error and doesn't stop the loss from
+# falling. Look at the tokens.**
 #
 # ## 5. Is the test in the training set?
 # **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every

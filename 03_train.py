@@ -15,20 +15,20 @@
 #
 # # 03 · LoRA on Gemma 4: every matrix, every token, every bit
 #
-# How does a model that answers in fragments learn to write the module you asked for? You load Gemma
-# 4 onto four devices, ask it for an up-down counter, train small adapters beside its frozen
-# weights, and ask again. Then you learn the JAX behind it, as much as that takes.
+# How does a model that answers in fragments learn to write the module you asked for? You'll load Gemma 4
+# onto four devices, ask it for an up-down counter, train small adapters beside its frozen weights, and ask
+# again. Then you'll learn the JAX behind it, as much of it as that takes.
 #
 # | | |
 # |---|---|
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each). e2b (Gemma 4 E2B, about two billion effective parameters): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model's safetensors (local, Hugging Face hub or `gs://`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: two to three minutes on two idle CPU cores (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)) |
+# | **Time and cost** | tiny: about eight minutes on two CPU cores without AVX-512 (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)) |
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · **03 train** · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · **03 train** · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -39,7 +39,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -51,9 +51,10 @@ helpers.machine(devices=4)
 
 # %% [markdown]
 # ## 1. Load the model and ask it
-# JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is the
-# optimizer, Grain feeds data, Orbax writes checkpoints. The defaults of `train.Settings` are
-# mostly a published recipe for the 31B ([10](10_published.ipynb) asks what holds of it).
+# **Who does what here?** JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
+# Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints. The defaults of
+# `train.Settings` are mostly a published recipe for the 31B ([10](10_published.ipynb) asks how much of it
+# holds).
 #
 # <details><summary>If you know PyTorch</summary>
 #
@@ -82,31 +83,31 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import answers, chat, gemma, pictures, records, style, train, weights
+from helpers import answers, chat, gemma, pictures, programs, records, style, train, weights
 from tables import architecture
 from tables.stored import settings_here
 
 # %% [markdown]
-# The base model is no setting: the data says which tokenizer and model it is for, and how long a row
-# is. Where [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` brings the mesh,
-# what is recomputed and the rows of a device, as compiled for the nearest length.
+# You don't choose the model here: the data already did. It was made with one model's tokenizer, and its rows
+# have one length. If [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` brings the
+# mesh, what is recomputed and the rows of a device, as compiled for the nearest length.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
 length = meta.sequence_length
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, checkpoint_every=300, checkpoints_kept=2,  # of 1.14 GB each
-                     **{"rows_per_device": 1} | settings_here("e2b", length))
-TINY = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4,
-                      epochs=0.25, attention_block=128, validate_every=20, validation_rows=8,
-                      checkpoint_every=20, answer_tokens=160)
+                     **{"rows_per_device": 1, "remat": "DECODER"} | settings_here("e2b", length))
+TINY = train.Settings(rank=16, alpha=32.0, learning_rate=3e-3, warmup_steps=10, rows_per_step=2,
+                      epochs=0.6, dtype="float32", attention_block=128, validate_every=60,
+                      validation_rows=8, checkpoint_every=60, answer_tokens=160)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 cfg = replace(cfg, **train.from_environment())  # MAX_STEPS, CHECKPOINTS: where a script sets them
 cfg.table()
 
 # %% [markdown]
-# A *mesh* arranges the devices along two axes: `fsdp` cuts the batch and the storage of the weights,
-# `tp` cuts heads and columns (section 6).
+# A *mesh* arranges the devices along two axes. `fsdp` cuts the batch and the storage of the weights, and `tp`
+# cuts heads and columns. (Section 6 shows both.)
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -116,9 +117,9 @@ mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
 
 # %% [markdown]
-# Compiling the optimizer step takes minutes for the 31B, and needs only shapes. So it starts now, in a
-# thread, before any weight is loaded. Sections 2 to 4 explain what it is given: an optimizer, a loss, and
-# a model with adapters.
+# Compiling the 31B's optimizer step takes minutes, but the compiler needs only shapes, no weights. So it
+# starts now, in a thread of its own, before anything is loaded. What it's given is an optimizer, a loss, and a
+# model with adapters; sections 2 to 4 explain them.
 
 # %%
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
@@ -132,8 +133,7 @@ loss_fn = train.make_loss(capacity)
 
 # %%
 def adapt(model):
-    gemma.use_block_attention(model, cfg.attention_block)
-    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial)
+    return programs.adapted(model, cfg, mesh)
 
 
 with helpers.phase("tracing the optimizer step"):
@@ -143,7 +143,8 @@ ahead = train.compile_ahead(lowered)
 
 # %% [markdown]
 # `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We
-# ask for bfloat16 by name: Tunix's default is float32, at twice the bytes.
+# ask for bfloat16 by name: Tunix's default is float32, at twice the bytes. (Only the tiny model is trained in
+# float32, because a CPU without bfloat16 units is faster with it.)
 
 # %%
 began = time.perf_counter()
@@ -155,8 +156,8 @@ base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
 print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
-# And ask for the up-down counter (with your own data: your first held-out question), together with
-# the three held-out requests of notebook 02.
+# Now ask it for the up-down counter, together with the three held-out requests of notebook 02. (If you
+# brought your own data, your first held-out question takes the counter's place.)
 
 # %%
 samples = helpers.read_json(data / "samples.json")
@@ -171,7 +172,7 @@ with helpers.phase("four answers of the base model"):
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That is no counter. In section 5 you ask again.
+# That isn't a counter. You'll ask again in section 5.
 #
 # ## 2. LoRA: W + (α/r) · A · B
 # Each matrix W of attention and MLP stays frozen, like all else. Beside it you train A, which reads the
@@ -179,6 +180,10 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters;
 # Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16 Adam's
 # beta2 = 0.999 rounds to 1 and its second moment would never decay.
+#
+# Drawn to scale, for one matrix of the 31B, A and B are no more than two thin lines.
+#
+# ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
 
 # %%
 helpers.show_source(gemma.lora_provider, gemma.lora_b)
@@ -234,9 +239,10 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # <details><summary>Answer</summary>
 #
-# The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at
-# trained positions, so `hidden_states` temporarily replaces the output layer by the identity, and
-# `token_losses` multiplies what is left.
+# The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at trained
+# positions. So `hidden_states` stops before the output matrix, and `token_losses` multiplies only the
+# positions that are trained. Logits are the largest arrays of a step. So if your answers fill most of a row,
+# `token_losses` takes half a row at a time, and drops the logits of one half before it computes the other's.
 #
 # </details>
 
@@ -263,8 +269,8 @@ recipe = train.recipe_of(cfg) | {
     "rows_per_step": rows_per_step, "data_sha256": meta.data_sha256,
     "template_sha256": meta.template_sha256}
 checkpoints = epath.Path(cfg.checkpoints or helpers.run_dir("train", "checkpoints").resolve())
-if cfg.fresh and checkpoints.exists() and jax.process_index() == 0:
-    checkpoints.rmtree()
+if cfg.fresh:
+    train.throw_away(checkpoints)
 manager = train.open_checkpoints(checkpoints, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
 state, frozen = train.start(model, optimizer, mesh)
 state = train.restore(manager, state, recipe)  # of the newest checkpoint that is whole
@@ -272,7 +278,7 @@ found = f"resuming from step {state.step}" if state.step else "starting at step 
 print(f"{found} of {steps}{', nothing left to train' * (state.step == steps)}")
 
 # %% [markdown]
-# The compiled step tells what it needs in memory: one that does not fit is refused here, after loading.
+# The compiled step says how much memory it needs. If it won't fit, you'll find out here.
 
 # %%
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
@@ -282,18 +288,18 @@ held = train.memory_of(compiled, state, frozen)
 pd.Series(held, name="GiB per device").to_frame()
 
 # %% [markdown]
-# *Temporaries* are the activations of one micro-batch and the gradients. If a step does not fit,
-# `remat` (rematerialisation) trades time for memory: the backward pass computes again what it would
-# have kept. [08](08_dryrun.ipynb) has it for every slice.
+# *Temporaries* are the activations of one micro-batch and the gradients. If a step doesn't fit, `remat`
+# (rematerialisation) trades time for memory: the backward pass computes again what it would otherwise have
+# kept. [08](08_dryrun.ipynb) has the numbers for every slice.
 #
-# Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0.
-# Interrupted? Restart, Run All; it resumes.
+# Now train. The first step changes nothing yet, because the warm-up starts at a rate of 0. If you're
+# interrupted, restart and choose *Run All*: it goes on where it was.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
 log = train.StepLog(log_file, steps, cfg.log_every)
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
-evaluate = jax.jit(train.make_eval_step(model, loss_fn))
+evaluate = train.jit_eval_step(model, loss_fn)
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
     validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),
@@ -304,9 +310,9 @@ nnx.update(model, state.adapters)
 manager.close()  # after the last checkpoint is written
 
 # %% [markdown]
-# What 04 must know travels in `recipe.json`, so that no later notebook repeats a setting of this
-# one. We write it right away: whatever happens in the cells below, the training is saved and 04 can run.
-# The hash of the adapters goes with it, because a bit that a disk flips would go unnoticed.
+# What does 04 need to know? It's all in `recipe.json`, so no later notebook repeats a setting of this one. We
+# write it right away: whatever happens in the cells below, your training is saved and 04 can run. The hash of
+# the adapters goes with it, because nobody would notice a bit that a disk flips.
 
 # %%
 history = train.read_log(log_file)
@@ -325,8 +331,8 @@ helpers.write_json(helpers.run_dir("train", "machine.json"), {
     "micro_rows": micro_rows, "sequence_length": length, "remat": cfg.remat})
 
 # %% [markdown]
-# The whole run, read from `log.jsonl`. Loss is in *nats*, its unit with natural logarithms: guessing
-# among n tokens costs ln n.
+# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, its unit with natural logarithms: guessing
+# blindly among n tokens costs ln n.
 
 # %% tags=["raises-exception"]
 style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
@@ -338,14 +344,13 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # <details><summary>Answer</summary>
 #
-# The model memorises its rows. The held-out loss counts: it is on requests that the model has not seen.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) has a figure with few rows,
-# where it happens.
+# The model has begun to memorise its rows. The held-out loss is the one that counts, because it's on requests
+# that the model hasn't seen. Once it rises, you've trained too long.
 #
 # </details>
 #
 # ## 5. Ask again
-# The same request, the base on the left, the tuned model on the right.
+# **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
 
 # %% tags=["raises-exception"]
 with helpers.phase("four answers of the tuned model"):
@@ -353,9 +358,9 @@ with helpers.phase("four answers of the tuned model"):
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 
 # %% [markdown]
-# It looks like a counter; [07](07_eval.ipynb) lets a simulator decide. Now the three held-out
-# requests, beside the dataset's own answers. Most tiny modules have only one natural form, so expect
-# the same text.
+# It looks like a counter, and in [07](07_eval.ipynb) a simulator decides whether it is one. Now the three
+# held-out requests, beside the dataset's own answers. Most of the tiny modules have only one natural form, so
+# you can expect the same text.
 
 # %% tags=["raises-exception"]
 for sample, old, new in zip(samples, before[1:], after[1:]):
@@ -372,11 +377,11 @@ helpers.write_json(helpers.run_dir("train", "answers.json"), {
 print(", ".join(sorted(path.name for path in helpers.run_dir("train").iterdir())))
 
 # %% [markdown]
-# You can go on to [04](04_merge.ipynb) now. What follows: the JAX behind all this, how a step is spread
-# over several chips, and why we wrote our own.
+# **Your model is trained, so you can go on to [04](04_merge.ipynb) now.** What follows is for the curious: the
+# JAX behind all this, how a step is spread over several chips, and why we wrote our own loop.
 #
 # ## 6. JAX in ten minutes
-# What ran above are four ideas. One cell each, on the model that is in memory.
+# What ran above rests on four ideas. Each gets one cell, on the model that's in memory.
 #
 # ### Functions are compiled, for one shape
 # `jax.jit` runs your Python function once with placeholders that have a shape and no values. It
@@ -450,6 +455,11 @@ print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked f
 # The compiler derives how results are cut from how the inputs are, and puts communication in where
 # a device needs what another one holds. You choose the cuts; you never write a send.
 #
+# Here is one matrix under either cut. *All-gather* gives every chip what each of them holds;
+# *reduce-scatter* adds up what they hold, and leaves each chip a part of the sum.
+#
+# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
+#
 # ### A model is a structure and a tree
 # Compiled functions take arrays and return arrays, and a module is neither. `nnx.split` takes a
 # module apart into a *graph* (what it is) and a *state* (a tree of arrays); `nnx.merge` puts it
@@ -465,7 +475,7 @@ with mesh:
 print(f"compiled and called as it is: at most {apart:.2g} apart")
 
 # %% [markdown]
-# That is all: functions of trees, compiled once per shape, over arrays that know where they lie.
+# **That's all of it: functions of trees, compiled once for each shape, over arrays that know where they lie.**
 #
 # ## 7. Which mesh? Heads limit it
 # With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
@@ -505,14 +515,14 @@ pd.DataFrame(cut).T
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`. On v5p and v6e a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
+# Heads limit only `tp`. On a v5p a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
 # whole rows and gathers the *weights*, which can travel while it multiplies; a sum over chips cannot. With
 # `max_tokens` and `sequence_length` at 2,048 in 02 this page takes it ([08](08_dryrun.ipynb), section 6).
 #
 # <details><summary><b>More chips than four?</b></summary>
 #
 # All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
-# this page as a script ([RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)).
+# this page as a script ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)).
 # A step has more rows then, and the learning rate is yours to find again.
 #
 # </details>
@@ -539,8 +549,8 @@ losses = trainer.metrics_logger.get_metric_history("", "loss", "train")
 print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 
 # %% [markdown]
-# It works, and still we wrote a loop of our own. Tunix weights tokens unevenly, and its step copies
-# the frozen weights.
+# It works. So why did we write a loop of our own? Because Tunix weights tokens unevenly, and because its step
+# copies the frozen weights.
 #
 # <details><summary><b>How can two trainers disagree about a mean?</b></summary>
 #
@@ -559,17 +569,17 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 # 1,023 tokens at most.
 #
 # ## 9. What was checked
-# Three proofs are in `tests/`, not on this page. The loss and all gradients of a packed row are
-# those of its examples one by one, by an independent textbook loss. One optimizer step
-# equals PyTorch's with PEFT, from the same A and B. A run that is ended by `kill -9` at any point
-# continues to the same bits, and so it does when its newest checkpoint is torn.
+# **Why should you believe any of this?** Three proofs are in `tests/` and not on this page. The loss and all
+# gradients of a packed row equal those of its examples one by one, by an independent textbook loss. One
+# optimizer step equals PyTorch's with PEFT, from the same A and B. And a run that's ended by `kill -9` at any
+# point continues to the same bits, even when its newest checkpoint is torn.
 #
 # ## Recap
-# - JAX compiles functions of trees, once per shape, for a whole mesh. Heads limit `tp`; rows and
-#   weights can be cut without it.
-# - All modules have float32 adapters, which change nothing before the first step.
+# - JAX compiles functions of trees, once for each shape, for a whole mesh. Heads limit `tp`; rows and weights
+#   can be cut without it.
+# - All modules have float32 adapters, and they change nothing before the first step.
 # - The step weighs every token equally and returns only what changed.
-# - A run can be killed at any moment, and continues to the same bits.
+# - You can kill a run at any moment, and it continues to the same bits.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #

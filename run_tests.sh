@@ -1,32 +1,43 @@
 #!/usr/bin/env bash
 # Set up, run the series once at the tiny size, and test it.
 #   ./run_tests.sh           the series (about 12 minutes on two cores) and the fast tests
+#   ./run_tests.sh --lesson [PAGE]   what a lesson page's change can break: the series (or, in what an
+#                            earlier run left, PAGE alone, such as 03) and the fast tests of the lesson
+#   ./run_tests.sh --laboratory      the other fast tests: appendices, tpu_time, recipe.py; no series
 #   ./run_tests.sh --slow    the series and the slow tests alone
-#   ./run_tests.sh --all     both, which takes an hour or more
+#   ./run_tests.sh --all     all of them, which takes an hour or more
 # It goes on where it was stopped. Anything else is handed to pytest.
 # Every suite's output is RUN_DIR/pytest-SUITE.log (default runs/test), its last line the result.
 set -euo pipefail
 case "${RUN_DIR:-/}" in /* | \~*) ;; *) export RUN_DIR="$PWD/$RUN_DIR" ;; esac # relative to where one stands
 cd "$(dirname "$0")"
 suite=fast
+pages=(00 07)
 case "${1:-}" in
---slow | --all)
+--lesson | --laboratory | --slow | --all)
   suite="${1#--}"
   shift
   ;;
 esac
+if [ "$suite" = lesson ] && [[ "${1:-}" =~ ^[0-9][0-9]$ ]]; then
+  pages=("$1")
+  shift
+fi
 export SIZE=tiny RUN_DIR="${RUN_DIR:-runs/test}"
 mkdir -p "$RUN_DIR"
 log="$RUN_DIR/pytest-$suite.log"
 ./setup.sh train
 ./setup.sh serve
 # The series runs with secrets in its environment; tests/test_series.py looks for them in all that it wrote.
-(
-  set -a
-  # shellcheck source=/dev/null
-  . tests/never_shown.env
-  ./run_all.sh 00 07
-)
+if [ "$suite" != laboratory ]; then
+  (
+    set -a
+    # shellcheck source=/dev/null
+    . tests/never_shown.env
+    ./run_all.sh "${pages[@]}"
+    if [ "${#pages[@]}" = 2 ]; then ./run_all.sh own; fi
+  )
+fi
 # Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.
 failed=0
 run() { # status 5: nothing was selected, as when the file named holds only slow tests
@@ -38,6 +49,8 @@ named=$# # tests or options of the caller's own
 rm -f "$log"
 case "$suite" in
 fast | all) run -m "not slow" -n 2 --dist loadfile "$@" ;;
+lesson) run -m "not slow and (not laboratory or series)" -n 2 --dist loadfile "$@" ;;
+laboratory) run -m "not slow and laboratory and not series" -n 2 --dist loadfile "$@" ;;
 esac
 case "$suite" in
 slow | all) run -m slow "$@" ;;

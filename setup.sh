@@ -5,8 +5,9 @@
 #   ./setup.sh serve-tpu             .venv-serve-tpu  vLLM on a machine with TPU chips, without Docker
 #   ./setup.sh dryrun                .libtpu      the TPU's compiler for notebook 08 (Linux x86-64, 0.7 GB, no TPU)
 #   ./setup.sh site                  .venv-site   Sphinx, for build_site.sh
+#   ./setup.sh harness               .venv-harness  lm-evaluation-harness, for scripts/harness.sh
 #   ./setup.sh train --into PYTHON   install what the notebooks import into that Python (3.11 to 3.13)
-# PYTHON names the Python 3.11 to use, TORCH_INDEX where the CPU build of PyTorch is.
+# PYTHON names the Python 3.11 to use, TORCH_INDEX where the CPU build of PyTorch is, VLLM_TPU another vllm-tpu (0.28.0).
 set -euo pipefail
 cd "$(dirname "$0")"
 UV=0.13.9       # installs in a third of pip's time; pip does it where uv cannot
@@ -88,13 +89,24 @@ serve)
   ;;
 serve-tpu)
   make_venv .venv-serve-tpu
-  install .venv-serve-tpu/bin/python requirements/serve-tpu.txt || stop "installing requirements/serve-tpu.txt failed (see above); Docker is the other way (engine=\"tpu-docker\")"
+  file="requirements/serve-tpu${VLLM_TPU:+-$VLLM_TPU}.txt"
+  [ -f "$file" ] || stop "VLLM_TPU=$VLLM_TPU has no $file. Unset VLLM_TPU, or write that file with one line, vllm-tpu==$VLLM_TPU"
+  for stamp in .venv-serve-tpu/.gemma4-on-tpu-*; do # of another version, which this one replaces
+    [ "${stamp##*/.gemma4-on-tpu-}" = "$(basename "$file" .txt)" ] || rm -f "$stamp"
+  done
+  export UV_TORCH_BACKEND=cpu # the chips are JAX's; torch with CUDA would be gigabytes for nothing
+  install .venv-serve-tpu/bin/python "$file" || stop "installing $file failed (see above); Docker is the other way (engine=\"tpu-docker\")"
   say "serving environment ready: .venv-serve-tpu, $(.venv-serve-tpu/bin/python --version)"
   ;;
 site)
   make_venv .venv-site
   install .venv-site/bin/python requirements/site.txt || stop "installing requirements/site.txt failed (see above)"
   say "site environment ready: .venv-site"
+  ;;
+harness)
+  make_venv .venv-harness
+  install .venv-harness/bin/python requirements/harness.txt || stop "installing requirements/harness.txt failed (see above)"
+  say "harness environment ready: .venv-harness"
   ;;
 dryrun)
   make_venv .venv
@@ -107,7 +119,7 @@ dryrun)
   say "libtpu $LIBTPU is in .libtpu"
   ;;
 *)
-  sed -n '2,9p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
+  sed -n '2,10p' "$(basename "$0")" | sed 's/^# \{0,1\}//'
   exit 2
   ;;
 esac

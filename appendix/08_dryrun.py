@@ -32,7 +32,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: **08 dry run** · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -43,7 +43,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -121,7 +121,6 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 
 # %%
 import dataclasses
-import os
 
 import numpy as np
 from IPython.display import display
@@ -129,6 +128,7 @@ from IPython.display import display
 from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
+from tables import hardware
 from tpu_time import predict, write_trace
 
 if libtpu:
@@ -138,11 +138,40 @@ fields = pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe) for recipe in r
 fields[fields.astype(str).nunique(axis=1) > 1].drop("recipe")
 
 # %% [markdown]
-# Nothing is retold: model, loss, optimizer and step are 03's. Nothing gets memory either: shapes,
-# types and shardings are enough to lower a step.
+# Nothing is retold: model, loss, optimizer and step are 03's, and so are the shapes. `helpers/programs.py`
+# traces them for 03 and for this page. Nothing gets memory either: shapes, types and shardings are enough to
+# lower a step.
 
 # %%
 helpers.show_source(steps.lower_ours)
+
+# %% [markdown]
+# **Is a step of one micro-batch a fair stand-in for a step of four?** That's what this page once compiled for
+# E2B, and on a v5e it fitted. The real step of four micro-batches was refused: 17.9 of 15.75 GiB.
+#
+# <details><summary>Why?</summary>
+#
+# Four micro-batches stand in a loop. A TPU stores E2B's second embedding (262,144 tokens, 35 layers, 256 numbers)
+# with the layers outermost, and the loop wants the tokens there. So XLA copied it, 5 GiB, moved the copy out of
+# the loop and kept both. Now `gemma.place` stores that table token by token from the start.
+#
+# </details>
+#
+# So a row counts for 03 only if it has 03's own number of micro-batches. A run has other programs beside its step,
+# too: it makes the optimizer's state, evaluates, and answers. These of them are compiled for the slices that 03 is
+# meant for, each with what lies beside it in the chip's memory:
+
+# %%
+import os
+
+others = pd.DataFrame(steps.stored_rows(steps.OTHERS))
+waiting = steps.missing_programs()
+if libtpu and os.environ.get("DRYRUN") == "full":
+    steps.run_programs(waiting)
+if len(others):
+    columns = ["topology", "size", "recipe", "program", "hbm_gib", "limit_gib", "fits"]
+    display(others[columns].style.hide(axis="index"))
+print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]
 # All 60 layers take ten CPU minutes. Here are two, one sliding and one full-attention layer at the
@@ -247,11 +276,19 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # %% [markdown]
 # One matrix is not gathered: the output matrix, 2.8 GB. A chip keeps its slice of the vocabulary and
 # multiplies all rows by it, so 44 MB of hidden states travel instead. On a v5p the waits left are for the
-# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies.
+# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies. **On a v6e-8 the same mesh
+# loses**, as far as we know: gathers over its 2 x 4 chips go one way round a single ring. That was measured on a
+# v5e-8 (section 9); a v6e's program names the same ring, and nobody has timed it there.
 #
 # To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself.
 # int8 adds the three calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
-# CodeV-R1's the longest 3 % are dropped.
+# CodeV-R1's the longest 3 % are dropped, and because they are the longest, 8 % of all tokens go with them.
+#
+# **What does this mesh do to the answers before and after training?** An answer grows by one token at a time. If
+# a chip gathered all weights for each, a token would take 290 ms on mesh (4, 1) and 15 on mesh (1, 4) (predicted
+# from six compiled layers), where reading a chip's weights takes 6. So `gemma.greedy` turns the rule around: the
+# weights stay where they are, each chip multiplies its part of them, and only the tokens' sums travel. Hours below
+# assume 17 ms a token on any mesh; this program isn't compiled yet.
 #
 # ## 7. The table
 # `DRYRUN=full python appendix/08_dryrun.py` compiles what is not stored and writes after each row: stop it
@@ -267,8 +304,9 @@ table = steps.in_order(steps.stored("v5p-8_31b"), [*steps.ROAD, steps.ONE_ROW, s
 figures.draw_memory(table)
 
 # %% [markdown]
-# Recomputing buys memory, not speed. One row in each of two micro-batches needs about half of what two
-# rows at once need, and 2 % more time by the table below, so 03 takes two rows where they fit.
+# Recomputing buys memory, not speed. *One row* is one micro-batch of one row. It needs about half of what two
+# rows at once need, and 2 % more time for its tokens, so 03 takes two rows where they fit. (With one row a device
+# 03 would run two micro-batches of it, a program that isn't compiled yet.)
 
 # %%
 steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
@@ -277,30 +315,57 @@ steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 
 # %% [markdown]
 # How many times the published real tokens per second? A ratio of two predictions, with the range that
-# section 9 gives it:
+# section 9 gives it. *One sigma* means: if our misses are like those of section 9, two of three such ranges hold.
+# Two sigmas hold in nineteen of twenty. But you wait for a whole run, with its downloads, compilations, evaluations
+# and answers, so that stands beside it. The published run took 3.34 hours.
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
-for recipe in (steps.OURS, steps.ROWS, steps.ROWS_INT8):
+for recipe in (steps.OURS, steps.ROWS):
     times = speed[recipe.recipe] / speed["published"]
-    print(f"{recipe.recipe}: {bands.between(times, 2)} times the published real tokens per second "
-          f"(middle {times:.1f})")
+    whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
+    print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} with one "
+          f"sigma, {bands.between(times, 2, sigmas=2)} with two;\n   a run takes "
+          f"{whole['hours_text']} hours, {3.34 / whole['hours']:.1f} times as fast end to end")
 figures.draw_road(steps.road(table))
 
 # %% [markdown]
 # Packing alone gives 0.95 / 0.30 = 3.2 times. *Our step* is 03's: float32 adapters on 360 modules,
 # attention by blocks, two rows at once, nothing returned that was not donated.
 #
+# **And int8?** No anchor of section 9 is a step with int8 products. The compiler's cycles say that ours reach 94 %
+# of the chip's 918 TOPS. Plain int8 products reached 96 % on a v5e (section 9) and 61 % on a v6e
+# ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf), so which it is for a step we
+# don't know. Here is what would be left at less:
+
+# %%
+peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
+tokens = steps.real_tokens(steps.ROWS_INT8)
+for share in (0.94, 0.8, 0.7, 0.6):
+    seconds = steps.int8_at(found, share, peak)
+    print(f"int8 products at {share:.0%} of the peak: {seconds:.3f} s a step, "
+          f"{tokens / seconds / speed['published']:.1f} times the published speed, "
+          f"{tokens / seconds / speed[steps.ROWS.recipe]:.2f} times the same mesh in bfloat16")
+
+# %% [markdown]
+# Others who measured whole steps gained 1.2 to 1.4 times by int8 products (an 8B on v5e, from 58 to 70 % of the
+# peak: [marin 620](https://github.com/marin-community/marin/issues/620); experts on a v5p-8, +21 and +37 %:
+# [marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise weights in each step, which a
+# frozen, stored int8 base doesn't need. **So read it as somewhere from 9 to 14.5 times, unanchored, and take the
+# bfloat16 number as the result.**
+#
 # ## 8. What can you rent?
 # The same question for every slice, on the mesh with most tensor parallelism. There a base in fewer bits
 # saves memory, not time. What has no compiled row is estimated by adding up the parts, and one such sum was
-# 8 GiB too low (int8, BLOCK, v6e-8). Either must leave a tenth of the chip free.
+# 8 GiB too low (int8, BLOCK, v6e-8). Either must leave a tenth of the chip free. The steps on a v5e-4 and the
+# int8 step on a v6e-4 were compiled with one micro-batch, where 03 runs two, so they count as estimated until
+# that is done.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 MY_PRICES = {}  # dollars per hour of a slice, for example {"v5p-8": 7.5}
 display(steps.renters_table(MY_TOKENS, MY_PRICES).style.hide(axis="index"))
-for recipe in (steps.ROWS, steps.ROWS_INT8):
+for recipe in (steps.OURS, steps.ROWS):
     cost = fit.run_cost(answer, MY_TOKENS, fit.price("v5p", 4), speed[recipe.recipe])
     print(f"v5p-8, {recipe.recipe}: {cost['hours_text']} hours, {cost['dollars_text']} dollars")
 
@@ -345,16 +410,25 @@ plans.groupby(["model", "slice"], sort=False).agg(
 # or 1.12 s if a quarter of an hour went into loading and compiling.
 #
 # The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
-# square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. All
-# rows count, also the three that time a single call from the host.
+# square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. That is
+# one sigma. Some rows are shown and do not count. A single call of a few milliseconds takes the host as long as
+# the chip, and a training step of a second doesn't (AdamW's row alone would be half of the squared miss). And the
+# gathers and sums of a v5e-8 set one of the model's constants, so they can't test it.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
-print(f"typical miss: {100 * bands.typical_miss():.0f} %")
-print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middle {published:.2f}, "
+print(f"typical miss: {100 * bands.typical_miss():.0f} % (one sigma)")
+print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; "
+      f"{bands.between(published, form='{:.2f}', sigmas=2)} with two; middle {published:.2f}, "
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
+# That constant is the newest: on 2 x 4 chips a gather took 2.3 times what we predicted. Why, the compiled text
+# says itself. A line of four has no link from its end to its beginning, so the program names one ring through all
+# eight chips and sends one way round ("1DAllGather…"). With wrap-around the scaling book's ring of 16 reaches 95 %
+# of both directions. On a v5p of 2 x 2 the text names a gather along both dimensions at once, so the doubt is
+# about v5e-8 and v6e-8, and their rows now count it.
+#
 # Cautions. These programs had earlier compilers. Of six whole steps one is hit, Tunix's of Gemma 4. The
 # published one is predicted too short, MaxText's and those of Gemma 3 too long. Tpuchat's single calls take
 # longer than their programs, the more so the more arrays go in and out: about 0.13 ms with three (a norm
@@ -365,7 +439,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (middl
 # ## Recap
 # - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, from which a time follows; what others measured says how far to trust it.
-# - The fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
+# - On a v5p the fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
 #
 # ### Exercise
 # How large may two square bfloat16 matrices be whose product one v5e chip can make? Reckon first, then

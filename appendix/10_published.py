@@ -15,10 +15,12 @@
 #
 # # 10 · The published numbers, one by one
 #
-# The recipe that this series re-does was published as *Fine-Tuning and Serving Gemma 4 31B on Google
+# This series follows a recipe that others published first: *Fine-Tuning and Serving Gemma 4 31B on Google
 # Cloud TPU: A Technical Comparison with GPU Baselines* (Singh, Kishnani, Goel, Agrawal, Mishra;
-# [arXiv 2605.25645](https://arxiv.org/abs/2605.25645), May 2026). Which of its claims hold? We take
-# 31 of them word for word and recompute what its numbers allow.
+# [arXiv 2605.25645](https://arxiv.org/abs/2605.25645), May 2026). **Which of its numbers can you rely
+# on?** We take 31 of its claims word for word and recompute whatever its tables, figures and logs allow.
+# We measured none of it ourselves: the times, scores and dollars on this page are the authors', unless
+# another source is named. The shares, floors and ratios are computed here.
 #
 # | | |
 # |---|---|
@@ -29,7 +31,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · **10 published** · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -40,7 +42,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -52,14 +54,15 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What was published
-# The authors fine-tuned Gemma 4 31B on a v5p-8 and on two H100s, served the untuned model on a v6e-8 and
-# on two H100s, and compared times, costs and quality. The GPU machine was chosen "based on cost
-# equivalence" (S10.3): 22.12 against 21.52 dollars an hour for serving. *TPU* and *GPU* mean these
-# machines with their software.
+# **What exactly did the authors compare?** They fine-tuned Gemma 4 31B twice: on a v5p-8, which is a TPU
+# machine with four chips, and on two H100 GPUs. They also served the untuned model twice, with the
+# open-source server vLLM: on a v6e-8 with eight chips, and on two H100s. They chose the GPU machine "based
+# on cost equivalence" (S10.3): for serving, the GPUs cost 22.12 dollars an hour and the TPU 21.52. On this
+# page *TPU* and *GPU* mean these machines together with the software that ran on them.
 #
-# S8.1 and the like are sections of the paper. Its draft and code are public (h2loop/gemma-tpu,
-# commit 745cbdf), and so are raw logs of short runs. Where only a figure has the data, we read it off
-# with about 1 % error. `data/published/README.md` has the sources.
+# S8.1 means section 8.1 of the paper. Its draft, its code and the raw logs of a few short runs are public,
+# too (h2loop/gemma-tpu, commit 745cbdf). Some numbers are only in a figure, so we read them off, with an
+# error of about 1 %. `data/published/README.md` has the source of every file.
 
 # %%
 import math
@@ -75,7 +78,7 @@ from verilog.stats import interval, sign_flip_p
 from tables.hardware import chip as chip_of
 
 PROMPTS = 30           # requests per point of the sweep (S8.1)
-DISPUTED = (99, 118, 134, 135, 153)  # problems of verilog-eval, see section 8
+DISPUTED = (99, 118, 134, 135, 153)  # problems of verilog-eval, see section 9
 
 
 def table(name):
@@ -84,9 +87,11 @@ def table(name):
 
 
 # %% [markdown]
-# *Prefill* reads the whole prompt and ends with the first token; *decoding* then makes one token per
-# step. **TTFT** is the time to the first token, **TPOT** the time per output token after it, **QPS** the
-# requests offered per second. The paper's serving table (S8.1), with the ratio that it claims:
+# To read the paper's serving table, you need three abbreviations. A server handles a request in two phases.
+# *Prefill* reads the whole prompt and ends with the first token of the answer; the time it takes, waiting
+# included, is the *time to the first token*, **TTFT**. *Decoding* then makes one token per step, and
+# **TPOT** is the *time per output token*. **QPS** is the load: how many requests the client sends per
+# second. Here is the table (S8.1), with the ratios that the paper claims:
 
 # %%
 results = table("inference_results")
@@ -97,8 +102,12 @@ display(as_published[["tokens", "load", "metric", "tpu", "gpu", "unit", "claimed
         .fillna("").style.hide(axis="index"))
 
 # %% [markdown]
+# **The headline is the 23.6x: with a prompt of 4,096 tokens, the TPU is said to begin its answer 23.6 times
+# sooner.**
+#
 # ## 2. The arithmetic
-# Divide the two columns, and compare with the claimed ratio at its own precision.
+# **Do the ratios follow from the numbers beside them?** That's the easiest check, so we start with it. We
+# divide the two columns, round the result the way the paper rounded its claim, and compare.
 
 # %%
 def ratio_claim(row):
@@ -121,25 +130,38 @@ kinds = table("claims_recomputed").kind.value_counts()
 print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", kinds.to_dict())
 
 # %% [markdown]
-# The tables divide correctly; 23.66 was cut instead of rounded. Of the 90 numbers, *rounding* means off
-# by a cent or a last digit, *draft* that it stands in the draft alone, *substantive* that it disagrees.
-# The logs agree with themselves: throughput and latencies of a run imply the same seconds. And the
-# authors did what few do: they published code, logs, the obstacles they met, and a result against their
-# own machine, with two reasons for caution beside it.
+# Fourteen of fifteen do, and the last one is harmless: 23.66 was cut to 23.6 instead of rounded up.
+#
+# The last line counts all the numbers that we recomputed, beyond this table. *match* means that a number
+# follows from the others. *rounding* means that it's off by a cent or by its last digit. *draft* numbers
+# stand only in the draft. *substantive* means that a number disagrees with the others. The sections below
+# are about the most important of these.
+#
+# The logs pass the test as well: within one run, throughput and latencies imply the same duration. And the
+# authors did something rare. They published their code, their logs and the obstacles they met. They even
+# published a result that speaks against the TPU, together with two reasons to read it with care.
+#
+# **The divisions are right. What we have to look at is the numbers that were divided.**
 #
 # ## 3. How fast can a prompt be read?
-# **Before you go on:** a v6e-8 does 7.3 · 10¹⁵ multiplications and additions a second. How long must
-# it take at least to read 15,360 tokens with 31 billion weights?
+# **Can a published time be too good to be true?** Yes, because no program computes faster than the chip's
+# peak. Reading a prompt takes a number of operations that you can count, so there's a shortest possible
+# time.
+#
+# **Before you go on:** the eight chips of a v6e-8 together do at most 7.3 · 10¹⁵ operations per second. A
+# multiplication counts as one operation and an addition as another. How long do they need, at least, to
+# read 15,360 tokens with 31 billion weights?
 #
 # <details><summary>Answer</summary>
 #
-# Two operations per weight and token, 2 · 31e9 · 15,360 ≈ 9.5e14, and attention on top: 1.0e15. At
-# the peak that is 0.136 seconds.
+# Each token meets each weight in one multiplication and one addition. That's 2 · 31e9 · 15,360 ≈ 9.5e14
+# operations. Attention adds some more, which makes 1.0e15. At the peak they take 0.136 seconds.
 # </details>
 #
-# `tables/physics.py` counts this from the model's config: all matrices, causal attention, a window
-# of 1,024 in 50 of 60 layers, the logits of one token. Divided by the machine's peak it is a *floor*
-# under TTFT, whatever the software.
+# `tables/physics.py` does this count for us, from the model's config. It counts all the matrices, and
+# attention to earlier tokens only. In 50 of the 60 layers attention reaches back no further than 1,024
+# tokens, so that's all it counts there. At the end it counts the output scores of a single token. If we
+# divide the count by the machine's peak, we get a *floor*: no software can have a shorter TTFT.
 
 # %%
 config = helpers.read_json("data/configs/gemma4_31b.json")
@@ -163,14 +185,23 @@ read["share of peak, %"] = 100 * read["floor, ms"] / read["published, ms"]
 read.round(0)
 
 # %% [markdown]
-# 62 and 99 ms for a prompt of 15,360 tokens would take 2.2 and 5.1 times the chips' peak. So either a
-# part was skipped, which a cache does, or the prompts were shorter. The headline, 61 ms at 4,096 tokens,
-# is possible, at 56 % of peak and with nothing else to do. The sweep shows it in company.
+# Look at the last two rows. To read 15,360 tokens in 62 and 99 ms, the chips would have to compute at 2.2
+# and 5.1 times their peak. They can't, so the work must have been less than the label says. Either a part
+# of the prompt wasn't read, because a cache already held it, or the prompts were shorter.
+#
+# The headline's 61 ms for 4,096 tokens is possible. But the server would have to reach 56 % of its peak
+# and have nothing else to do, although four requests come every second.
+#
+# **Two of the ten published times are impossible for the prompts on their label. The headline is possible,
+# but suspiciously fast.**
 #
 # ## 4. The sweep
-# A figure of the draft (page 15) plots median TTFT for 1 to 64 requests per second, 30 prompts per
-# point. Prompts that come faster than they can be read wait, so the floor under the *median* rises with
-# the load. The row called 16k fits 7 prompts instead of 30 (section 6).
+# **What happens to TTFT when more requests come?** A figure in the draft (page 15) shows it. It plots the
+# median TTFT at 1 to 64 requests per second, for six prompt lengths, with 30 prompts per point.
+#
+# We can draw a floor into this figure, too. When prompts come faster than they can be read, they have to
+# wait in line. So the floor under the *median* rises with the load. For the row called 16k we count 7
+# prompts where the paper says 30; section 6 explains why.
 
 # %%
 sweep = table("qps_sweep_digitized")
@@ -183,6 +214,10 @@ ttft["too_fast"] = ttft.floor_ms > 1.2 * ttft.value
 alone = [floor_ms(row.device, row.tokens) > 1.2 * row.value for row in ttft.itertuples()]
 print(f"{ttft.too_fast.sum()} of {len(ttft)} points are more than 1.2 times too fast; "
       f"{sum(alone)} of them even for one prompt alone")
+
+# %% [markdown]
+# In the figure, solid lines are the published medians and dashed lines are their floors. An open marker
+# is a point that's more than 1.2 times too fast.
 
 # %%
 fig, axes = style.figure(9, 6.0, rows=2, columns=3, sharex=True, sharey=True)
@@ -209,28 +244,35 @@ fig.suptitle("Nine of twelve series fall at their second point: more load, less 
 style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 100 % of peak")
 
 # %% [markdown]
-# The factor of 1.2 leaves room for the 1 % of reading a figure, for engines that skip part of the
-# last layer (1.7 %), and for the rhythm of arrivals: the client sends at random gaps, our floor
-# assumes even ones. A test draws such gaps 4,000 times: all sixteen points stay impossible in more than
-# 99 % of the draws.
+# Why do we allow a factor of 1.2? It has to cover three things. Reading a figure is off by about 1 %. Some
+# engines skip part of the last layer, which saves 1.7 %. And the client sends its requests at random gaps,
+# while our floor assumes even ones. A test draws such random gaps 4,000 times: in more than 99 % of the
+# draws, all sixteen points stay impossible.
 #
-# In three series more load means a longer wait: the GPU's at 4,096 and 8,192 tokens and the TPU's at
-# 8,192. In the other nine TTFT *falls* from 1 to 2 requests per second and then stays within a factor of
-# 1.4 up to 16.
+# You'd expect the wait to grow with the load. It does so in only three of the twelve series: the GPU's at
+# 4,096 and 8,192 tokens, and the TPU's at 8,192. In the other nine, TTFT *falls* from 1 to 2 requests per
+# second, and then it stays within a factor of 1.4 up to 16.
+#
+# **Sixteen of the 84 points are faster than the chips allow, and in nine of twelve series a higher load
+# means a shorter wait.**
 #
 # ## 5. More load, less waiting
-# **Why would a prompt be read faster when more of them come?**
+# **Why would a prompt be read faster when more of them come?** Think of what the server might remember
+# from one point of the sweep to the next.
 #
 # <details><summary>Answer</summary>
 #
-# It is read once. vLLM keeps the keys and values (KV) of earlier prompts in a *prefix cache* as long as
-# they fit. `vllm bench serve` draws its random prompts from a fixed seed, so every point of a sweep on
-# one server sends the same prompts. The first point fills the cache (*cold*), the next ones find it
-# (*warm*).
+# The prompt isn't read again. For each token it has read, a server keeps the *keys and values* (KV) that
+# attention needs. vLLM also keeps those of earlier prompts for as long as there's room, in a *prefix
+# cache*. Now `vllm bench serve` draws its random prompts from a fixed seed, so every point of a sweep
+# sends the same prompts. The first point finds an empty cache (it's *cold*) and fills it. The next points
+# find the prompts in there (they're *warm*).
 # </details>
 #
-# If so, TTFT must fall exactly where one run's tokens fit the cache. We compute the room from the
-# logged memory minus the weights, assuming that every layer keeps every token:
+# We can test this explanation. If it's right, TTFT must fall exactly in those series where all the tokens
+# of one point fit into the cache together, because only there the next point finds all of them. So how
+# large was the cache? We take the memory in use according to the log, subtract the weights, and assume
+# that every layer keeps every token:
 
 # %%
 def pool_tokens(side, dtype_bytes):
@@ -251,14 +293,23 @@ for name, fp8 in (("bfloat16 on both", False), ("fp8 on the TPU", True)):
 print({side: f"room for {pool_tokens(side, 2):,.0f} tokens in bfloat16" for side in count})
 
 # %% [markdown]
-# So the fall is most likely the prefix cache. That it held bfloat16, as S8.1's text says, and not fp8,
-# as its table says, rests on one series, the TPU's at 8,192 tokens. No log of the sweep is public. Others
-# have met the same trap, and vLLM's client now warns of it
+# The explanation predicts all ten series correctly (we left out the two of 16k, because their workload is
+# unclear). So it was most likely the prefix cache. We can't be sure, because no log of the sweep is
+# public.
+#
+# One detail stays open. S8.1's text says that the TPU's cache held bfloat16 numbers, and its table says
+# fp8, which take half the room. Our count prefers bfloat16, ten series to nine. But the whole difference
+# is one series, the TPU's at 8,192 tokens.
+#
+# The authors aren't alone: others fell into the same trap, and today vLLM's client warns of it
 # ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
 #
+# **If a benchmark sends the same prompts twice, its second run most likely measures the cache.**
+#
 # ## 6. The headline, 23.6 times
-# 1,443 ms over 61 ms. What is in it? The point at 1 request per second is cold on both sides and, at
-# this length, without a queue.
+# **Where do the 23.6 times come from?** They're 1,443 ms divided by 61 ms, both at 4 requests per second.
+# The points at 1 request per second help us take the ratio apart. There both machines are cold, so no
+# prompt comes from a cache. And at this length there's hardly a queue.
 
 # %%
 headline = results[(results.input_tokens == 4096) & (results.metric == "median_ttft")].iloc[0]
@@ -267,12 +318,6 @@ parts = {"both cold, 1 request/s": gpu_cold / tpu_cold,
          "the GPU's queue at QPS 4": float(headline.gpu) / gpu_cold,
          "the TPU's prefix cache (most likely)": tpu_cold / float(headline.tpu)}
 print(" x ".join(f"{part:.2f}" for part in parts.values()), f"= {math.prod(parts.values()):.2f}")
-# In a queue that never empties, prompt i waits i * s - (i - 1) / rate: the median gives s.
-middle = (PROMPTS + 1) / 2
-for qps in (4, 8, 16, 32, 64):
-    s = (value.loc[(4096, "gpu"), qps] + 1e3 * (middle - 1) / qps) / middle
-    print(f"GPU at QPS {qps}: {s:.0f} ms per prompt, {floor_ms('gpu', 4096) / s:.0%} of peak, "
-          f"{qps * s / 1e3:.0%} of its time asked for")
 
 # %%
 fig, ax = style.figure(height=2.4)
@@ -291,12 +336,28 @@ ax.grid(axis="y", visible=False)
 style.finish(fig, "10_headline", "published table (S8.1) and digitised sweep")
 
 # %% [markdown]
-# 2.7 is the comparison that a reader expects: cold prompts, at a load that both servers keep up with. The
-# rest is a queue on one side (at 4 requests a second the GPU is asked for 130 % of what it does, so its
-# median depends on how many prompts are sent) and a cache on the other. One number, 0.32 seconds per
-# prompt at 40 % of peak, explains five of the GPU's points.
+# The first bar is the comparison that a reader expects: cold prompts, at a load that both servers keep up
+# with. There the TPU answers 2.7 times sooner. The other two bars have little to do with reading a prompt.
+# One is a line of waiting requests in front of the GPU, and the other is most likely the TPU's cache.
 #
-# The cold ratios at all lengths, each from one run a side:
+# How do we know that the GPU had a queue? If a queue never empties, prompt number i has to wait until i
+# prompts have been read. So the median tells us how long one prompt takes. If the same time per prompt
+# explains every point, we're looking at a queue:
+
+# %%
+# In a queue that never empties, prompt i waits i * s - (i - 1) / rate: the median gives s.
+middle = (PROMPTS + 1) / 2
+for qps in (4, 8, 16, 32, 64):
+    s = (value.loc[(4096, "gpu"), qps] + 1e3 * (middle - 1) / qps) / middle
+    print(f"GPU at QPS {qps}: {s:.0f} ms per prompt, {floor_ms('gpu', 4096) / s:.0%} of peak, "
+          f"{qps * s / 1e3:.0%} of its time asked for")
+
+# %% [markdown]
+# One number explains all five points: 0.32 seconds per prompt, at 40 % of the GPU's peak. At 4 requests
+# per second the GPU is asked for 130 % of what it can do. So its queue grows for as long as requests come,
+# and its median depends on how many the client sends: with more than thirty, it would be longer still.
+#
+# What about the other prompt lengths? Here are the cold medians, each from one run per machine:
 
 # %%
 cold = value[1].unstack("device")
@@ -305,26 +366,65 @@ print(f"the peaks differ {PEAK['tpu'] / PEAK['gpu']:.1f} times")
 cold.round(1)
 
 # %% [markdown]
-# From 8,192 tokens on the GPU's median holds a queue even at one request per second. For the prefill
-# alone random gaps allow 1.4 to 2.0 at 8,192 and 2.3 to 3.8 at 16k (`tests/test_published.py`).
+# Take the last two rows with care. From 8,192 tokens on, the GPU has a queue even at one request per
+# second. The test of this page takes that queue out, for many draws of the random gaps. What remains for
+# the prefill alone is a factor of 1.4 to 2.0 at 8,192 tokens, and of 2.3 to 3.8 at 16k
+# (`tests/test_published.py`).
 #
 # **Why does the TPU read 16k tokens faster than 8,192?**
 #
 # <details><summary>Answer</summary>
 #
-# The row is another workload than its label. At 64 requests per second output speed is about prompts
-# divided by TPOT: 474 tokens per second times 13.5 ms are 6.4, not 30. Seven prompts with answers of 256
-# tokens fit both ends of the curve, on both machines.
+# It doesn't. The row ran another workload than its label says. At 64 requests per second nearly all the
+# answers are written at the same time, so the output speed is about the number of prompts divided by TPOT.
+# Turn that around: 474 tokens per second times 13.5 ms makes 6.4 prompts, not 30. Seven prompts with
+# answers of 256 tokens fit both ends of the curve, on both machines.
 # </details>
 #
-# *"Saturates at QPS ~32 ~8"*: thirty prompts at 8 per second are a burst of four seconds, which shows no
-# capacity. In the authors' log the TPU made 3,085 tokens per second with 128 prompts; the sweep's peak is
-# 1,404. No such GPU run is public.
+# **Of the 23.6 times, 2.7 remain when both machines start cold. The rest is a queue on one side and most
+# likely a cache on the other.**
 #
-# ## 7. Training
-# A LoRA step needs at least 4 operations per parameter and token, 6 by the usual convention, and padding
-# is work, too. The code filled each sequence up to 3,072 tokens (S3.8; S5.1 says 4,096), of which 922
-# were real on average.
+# ## 7. How many tokens per second?
+# **Is 1,404 tokens per second all that a v6e-8 can do?** It's the TPU's best throughput in the paper's
+# table. The table also says that the TPU *"Saturates at QPS ~32"* and the GPU at *"~8"*, so these look like
+# limits of the machines. But remember how they were measured: a run had thirty prompts in all. A
+# decoding step gives each running request one token. So thirty requests get at most thirty tokens per
+# step, whatever the machine could do.
+#
+# The authors' own repository has runs with more prompts on a v6e-8, so let's look at those. An answer in
+# progress gets one token every TPOT. If you multiply the throughput by TPOT, you therefore get how many
+# answers were in progress at the same time:
+
+# %%
+runs = table("v6e8_runs")
+at_once = runs.output_tok_s * runs.tpot_median_ms / 1e3
+pd.DataFrame({"prompts": runs.prompts, "tokens in": runs.input_len, "tokens out": runs.output_len,
+              "tokens/s": runs.output_tok_s, "TPOT, ms": runs.tpot_median_ms,
+              "answers in progress": at_once.round().astype(int)})
+
+# %% [markdown]
+# With 64 prompts the machine made up to 3,253 tokens per second, and with 128 it made 3,085. That's more
+# than twice the 1,404. (Its prompts were shorter, too: 128 and 512 tokens instead of 1,024.) The run with
+# 256 prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and each of
+# these requests needs up to 2,048. So the cache holds about 91 of them, and the others have to wait. The
+# last column agrees.
+#
+# Others got further on half of this machine. On a v6e-4, Zimbres (2026) reached 4,752 tokens per second with
+# 256 requests in flight. They were short, with 32 tokens in and 128 out. The repository
+# [gemma4-dev](https://github.com/xbill9/gemma4-dev), which quotes this number, repeated the run in August
+# 2026 and got 2,031. Its log gave the reason: the server had fallen back to a slower kind of attention.
+#
+# What about saturation? Thirty prompts at 8 per second are a burst of four seconds, and a burst doesn't show
+# what a server can keep up with. That goes for both machines. The GPU's only public run with more prompts
+# has 64 of them. It made 3,158 tokens per second, where the TPU made 3,253.
+#
+# **1,404 tokens per second comes from a run of thirty prompts in all. It isn't the machine's limit.**
+#
+# ## 8. Training
+# **How busy were the chips while they trained?** We can tell from the published tokens per second. The
+# usual convention counts 6 operations per parameter and token. LoRA needs at least 4 of them: it skips the
+# gradients of the frozen weights. Padding is work, too. The authors' code filled every sequence up to 3,072
+# tokens (S3.8; S5.1 says 4,096), and on average only 922 of them were real.
 
 # %%
 training = table("training_results").set_index("metric")
@@ -344,21 +444,39 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
       f"peaks: {usd['gpu'] / usd['tpu']:.2f} times")
 
 # %% [markdown]
-# 3.34 and 5.39 hours were measured, on two machines that were both far from busy with real tokens. (The
-# GPU's code is not public, so whether it padded is unknown.) S5.3 gives four reasons for the difference.
-# Two conflict with its numbers, bandwidth and interconnect; XLA fusion and eager mode were not profiled.
+# Neither machine was busy. The published 3.34 and 5.39 hours are real measurements, but less than a tenth
+# of either peak went into real tokens. (The GPU's code isn't public, so we don't know whether it padded,
+# too.) The dollars depend on how busy the chips are. In these two runs the TPU was 2.12 times cheaper. If
+# both machines used the same share of their peaks, it would be 1.22 times cheaper.
 #
-# *"Both runs used identical hyperparameters"* (S5.1) does not hold: by the authors' plot code the
-# GPU made 625 steps of 16 sequences, the TPU 1,244 of 8, and the two published patterns of adapted
-# modules reach 489.7 and 467.8 million parameters (the TPU's leaves out the key projection of ten
-# layers; [03](03_train.ipynb)). Clipping differs as well; S3.7 says so itself. And by default Qwix
-# draws LoRA's A 2.45 times wider than PEFT does.
+# S5.3 gives four reasons why the TPU was faster. Two of them, bandwidth and interconnect, conflict with
+# the paper's own numbers. For the other two, XLA's fusion and PyTorch's eager mode, nobody published a
+# profile.
 #
-# ## 8. Quality
-# 156 problems, five samples each. The bars of a figure give all 312 scores back; their totals are
-# exactly the published 500 and 544 passes. **Is that gap noise?** We compare problem by problem, with the
-# interval and the sign flips of [07](07_eval.ipynb). *z* asks only whether another five samples could
-# have made the gap.
+# Did both machines at least train the same thing? S5.1 says *"Both runs used identical hyperparameters"*,
+# and that doesn't hold:
+#
+# - By the authors' plotting code, the GPU made 625 steps of 16 sequences and the TPU 1,244 steps of 8.
+# - A pattern of names says which matrices get an adapter. With the GPU's pattern, the adapters have 489.7
+#   million parameters, and with the TPU's 467.8 million. The TPU's pattern leaves out the key projection of
+#   ten layers ([03](03_train.ipynb)).
+# - Only one of the two runs clipped its gradients, as S3.7 says itself.
+# - LoRA's matrix A starts from random numbers. By default, Qwix (the LoRA library on the TPU) draws them from
+#   a range 2.45 times as wide as PEFT (the one on the GPU) does.
+#
+# **Two different recipes were timed, once each, on machines that were far from busy.**
+#
+# ## 9. Quality
+# **The GPU-trained model scored 69.7 % and the TPU-trained one 64.1 %. Is that gap noise?** Both models
+# answered 156 problems in Verilog, a language for digital circuits, five times each. The two percentages
+# are *pass@1*, the chance that an answer passes; *pass@5* is the chance that at least one of five does. A
+# figure in the draft shows the passes of every problem as bars, so we can read off all 312 scores. Their
+# totals are exactly the published 500 and 544 passes.
+#
+# We compare the models problem by problem, as [07](07_eval.ipynb) does. If they were equally good, each
+# difference could just as well have the other sign, and the p-value says how often random signs give a gap
+# as large as this one. *z* asks something narrower: could five other samples per problem, from the same two
+# models, have made the gap? Beyond a z of 2 that's unlikely.
 
 # %%
 def sampling_z(first, second, samples):
@@ -384,16 +502,27 @@ print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solve
       f"only, p = {stats.binomtest(only[0], sum(only)).pvalue:.2f}")
 
 # %% [markdown]
-# S6.2 says two things. *"The gap is within normal run-to-run variance for stochastic sampling at
-# n=5"* does not hold: z is 4.5. The gap *"is not statistically significant enough to attribute to
-# hardware"*: it is significant over problems, but no test of one training run a side can name a cause.
-# So their advice stands, that it *"should not be interpreted as a hardware-driven difference"*.
+# Noise is a poor explanation. S6.2 makes two claims about the gap, and they fare differently. *"The gap is
+# within normal run-to-run variance for stochastic sampling at n=5"* doesn't hold, because z is 4.5. The
+# other says that the gap *"is not statistically significant enough to attribute to hardware"*. Over
+# problems the gap is significant. But with one training run per machine, no test can say what caused it.
+# So the authors' advice stands: the gap *"should not be interpreted as a hardware-driven difference"*.
 #
-# Five problems are disputed (an open pull request changes their tests,
-# [verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16)); without them p is 0.02. Without the
-# base model's score nobody knows what tuning did; [07](07_eval.ipynb) asks its base, too.
+# Where does the gap sit? Hardly in which problems a model can solve at all. Six problems were solved only
+# by the TPU-trained model and nine only by the other one, and that could be luck (p = 0.61). So the
+# difference is mostly in how often a problem is solved.
 #
-# ## 9. Cost
+# Two limits remain. Five of the problems are disputed, because an open pull request changes their tests
+# ([verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16)); without them p is 0.02. And the base
+# model's score is missing, so nobody can say what the fine-tuning itself did. That's why
+# [07](07_eval.ipynb) asks its base model, too.
+#
+# **The gap isn't sampling noise, and with one training run per machine nobody can know where it comes
+# from.**
+#
+# ## 10. Cost
+# **How much cheaper is the TPU in the end?** S9 adds up one training run and the hours of serving that
+# follow. We recompute its sums for one hour, eight hours and a day.
 
 # %%
 tco = table("tco").set_index("component")
@@ -405,15 +534,21 @@ for served in (1, 8, 24):
 day = cost["gpu"] / cost["tpu"]
 
 # %% [markdown]
-# The sums are S9's. Its sentence says *"1.82× cheaper end-to-end for a single training run plus a day of
-# inference serving"*: 1.82 is the row with one hour, a day gives 1.14.
+# The sums are right, but the sentence about them picked the wrong row. It says *"1.82× cheaper end-to-end
+# for a single training run plus a day of inference serving"*. 1.82 is the row with one hour. With a day
+# it's 1.14.
 #
-# *"For short-context workloads, GPU is 3% cheaper per token"* (S8.6) rests on one burst of 30 requests a
-# side. In the authors' log with 64 prompts the TPU is 6 % cheaper. [06](06_bench.ipynb) varies the load.
+# There's a second claim about cost: *"For short-context workloads, GPU is 3% cheaper per token"* (S8.6). It
+# rests on one burst of 30 requests per machine. In the authors' own log with 64 prompts, the TPU is 6 %
+# cheaper. So the answer depends on the load, and [06](06_bench.ipynb) varies it.
 #
-# ## 10. The verdicts
-# Every claim word for word, and whether the published numbers bear it. `verdicts.csv` also names the
-# line of the draft where each stands.
+# **Before you compare costs, ask for how many hours and at what load.**
+#
+# ## 11. The verdicts
+# **Which of the 31 claims can you build on?** Here they all are, word for word, each with our verdict and
+# the evidence for it. A claim *holds* if the published numbers support it. It *does not hold* if they
+# contradict it, and it *cannot be known* if they don't decide. `verdicts.csv` also names the line of the
+# draft where each claim stands.
 
 # %%
 verdicts = table("verdicts")
@@ -429,29 +564,38 @@ helpers.write_json(helpers.run_dir("published.json"), {
     "sign_flip_p_undisputed": round(sound_flip, 4), "cost_ratio_24h": round(day, 3)})
 
 # %% [markdown]
-# Three reasons come back: a prefix cache that was most likely warm, too few requests per point, and no
-# profile behind an explanation. [06](06_bench.ipynb) is built against the first two. What else this
-# series does otherwise is in `data/published/corrections.csv`, with the page that shows it.
+# Read down the column of evidence, and three causes come back: a prefix cache that was most likely warm,
+# too few requests per point, and explanations without a profile. [06](06_bench.ipynb) is built to avoid the
+# first two. `data/published/corrections.csv` lists what else this series does differently, with the page
+# that shows it.
+#
+# **Before you believe a benchmark, ask three things: was the cache cold, how many requests were there, and
+# where's the profile?**
 #
 # ## Recap
-# The divisions are right. By the authors' own data, cold and at one request per second, a v6e-8 begins
-# its answer to 4,096 tokens about 2.7 times sooner than two H100s for about the same price: one run of 30
-# prompts a side, vLLM 0.19.0 against 0.20.2, read off a figure. 23.6 is the ratio of a queue to most
-# likely a cache, the quality gap is not sampling noise, and 1.82 is for an hour.
+# - The divisions are right, and the authors published enough to check the rest.
+# - Cold and at one request per second, a v6e-8 begins its answer to 4,096 tokens about 2.7 times sooner
+#   than two H100s, which cost about the same. That's one run of 30 prompts per machine, read off a figure,
+#   with vLLM 0.19.0 on the TPU and 0.20.2 on the GPU.
+# - 23.6 is the ratio of a queue to what's most likely a cache.
+# - 1,404 tokens per second comes from thirty prompts in all, so it says little about a v6e-8.
+# - The quality gap isn't sampling noise.
+# - 1.82 times cheaper is for one hour of serving; for a day it's 1.14.
 #
 # ### Exercises
 # 1. A blog ([dev.to/gde/gemma4-5fon](https://dev.to/gde/gemma4-5fon), May 2026) reports a peak of
-#    463,345 tokens per second of prefill for this model on a v6e-4. Take prompts of 1,600 tokens,
-#    one of the two lengths it names. What share of the four chips' peak is that?
-# 2. How many samples per problem would it have taken to see the difference in pass@1 at z = 2
-#    against sampling noise alone?
+#    463,345 tokens per second of prefill for this model on a v6e-4. Assume prompts of 1,600 tokens,
+#    one of the two lengths that it names. What share of the four chips' peak would that be?
+# 2. How many samples per problem would have been enough to see the difference in pass@1 at z = 2, against
+#    sampling noise alone?
 #
 # <details><summary>Solutions</summary>
 #
-# 1. `463_345 / 1600 * physics.prefill_flops(config, 1600) / (PEAK["tpu"] / 2)` is about 7.6, so
-#    7.6 times the peak. A prefix cache again, most likely.
-# 2. z grows with the square root of the number of samples: 4.46 at five, so `5 * (2 / 4.46) ** 2`
-#    is about one sample per problem. The problems, not the samples, limit this comparison.
+# 1. `463_345 / 1600 * physics.prefill_flops(config, 1600) / (PEAK["tpu"] / 2)` is about 7.6. So it would be
+#    7.6 times the peak, which is impossible. It's most likely a prefix cache again.
+# 2. z grows with the square root of the number of samples, and it's 4.46 at five. So
+#    `5 * (2 / 4.46) ** 2`, about one sample per problem, would have been enough. What limits this
+#    comparison is the number of problems, not the number of samples.
 #
 # </details>
 #

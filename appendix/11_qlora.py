@@ -28,7 +28,7 @@
 
 # %% [markdown]
 # ## Before we start
-# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb)
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
 # Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · **11 QLoRA** · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
 
@@ -39,7 +39,7 @@ from pathlib import Path
 near = [Path(place).absolute() for place in (
     sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
 found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
-if not found and "COLAB_RELEASE_TAG" in os.environ:  # a notebook that was opened alone
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
     subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
     found = [Path("gemma4-on-tpu").absolute()]
 if not found:
@@ -100,14 +100,16 @@ style.finish(fig, "11_answer",
 
 # %% [markdown]
 # **One byte is enough**, at less than a third of a v5p-8's price per hour. The TPU's compiler made
-# both quantised steps; nobody has run them. What shrinks are the base's weights. Adapters, their moments
+# both quantised steps with one row in one micro-batch (13.0 and 10.0 GiB). 03 takes two rows a step, in two
+# micro-batches; that program isn't compiled yet, so what you see is an estimate. Nobody has run either. What shrinks are the base's weights. Adapters, their moments
 # and the activations stay. NF4 leaves more room and pays for it in time, because each weight has to be
 # unpacked before it is multiplied.
 #
 # ## 2. One seed is no result
-# Should you? The first thing that we learned was how easily one is fooled. We trained the tiny
-# base with each storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). Here
-# is NF4 against bfloat16 with the same seed, in our first runs:
+# Should you? The first thing that we learned was how easily one is fooled. We trained a tiny base with each
+# storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). All runs of this page are
+# of earlier tiny bases, whose corpus had no bugs; those on today's ([09](09_tiny_base.ipynb)) are still to be
+# made. Here's NF4 against bfloat16 with the same seed, in our first runs:
 
 # %%
 FIRST_BASE = "814107fdbaa3"  # `lab.base_id()` is this repository's
@@ -368,8 +370,10 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, and storage alone saves no time. With
-#   int8 *products* and no tensor parallelism v5p-8 and v6e-8 are faster ([08](08_dryrun.ipynb), section 6).
-# - **v5e-1**: E2B needs no quantising. E4B does, and NF4 lets its rows be twice as long as int8.
+#   int8 *products* and no tensor parallelism a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
+# - **v5e-1**: by these estimates E2B needs no quantising, and E4B does. 08 has compiled such steps with one
+#   micro-batch only. 03 runs four, and the first such program of E2B was refused (08, section 3, says why, and
+#   what was changed). So wait for a compiled row, or take the larger v6e-1.
 #
 # To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03
 # `remat="DECODER"`, `rows_per_device=1` and the three calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep

@@ -7,7 +7,6 @@ the same; what differs is which tokens are trained. Afterwards the model answers
 problems, once greedily and five times by chance.
 """
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +52,7 @@ def rows_with(variant: str) -> list[train.Batch]:
     changed = []
     for place in range(len(rows)):
         row = rows[place]
-        changed.append(dataclasses.replace(row, loss_mask=mask_of(row, variant)))
+        changed.append(row.replace(loss_mask=mask_of(row, variant)))  # type: ignore[attr-defined]
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Neural cellular automata as training data: films, their tokens, and what two guessers make of them.
+"""Neural cellular automata as training data: films, their tokens, and two guessers to compare with.
 
 Dynamics, tokens and filter follow arXiv 2603.10055 and its published code, at our size (12).
 Letters in shape comments: R rules, F frames, H cells a side, D states, T tokens.
@@ -26,20 +26,20 @@ class World:
     side: int = 6
     burn_in: int = 10         # frames that are computed and thrown away
     frames: int = 11
-    band: tuple = (60, 90)    # percentiles of compressibility that are kept
+    band: tuple[int, int] = (60, 90)  # percentiles of compressibility that are kept
 
     @property
-    def frame_tokens(self):
+    def frame_tokens(self) -> int:
         """Tokens of one frame: its patches and two marks."""
         return (self.side // PATCH) ** 2 + 2
 
     @property
-    def film_tokens(self):
+    def film_tokens(self) -> int:
         """Tokens of one film: a row."""
         return self.frames * self.frame_tokens
 
     @property
-    def vocabulary(self):
+    def vocabulary(self) -> int:
         """Ids in use, padding and marks included."""
         return FIRST + self.states ** (PATCH * PATCH)
 
@@ -54,11 +54,14 @@ class Rule(NamedTuple):
     out: jax.Array     # [HIDDEN, D]
 
 
-def draw_rule(key, states):
+def draw_rule(key: jax.Array, states: int) -> Rule:
     """A random rule, each matrix from Flax's default initialiser."""
-    draw, keys = jax.nn.initializers.lecun_normal(), jax.random.split(key, 3)
-    return Rule(draw(keys[0], (3, 3, states, CHANNELS)), draw(keys[1], (CHANNELS, HIDDEN)),
-                draw(keys[2], (HIDDEN, states)))
+    draw = jax.nn.initializers.lecun_normal()
+    kernel_key, hidden_key, out_key = jax.random.split(key, 3)
+    kernel = draw(kernel_key, (3, 3, states, CHANNELS))
+    hidden = draw(hidden_key, (CHANNELS, HIDDEN))
+    out = draw(out_key, (HIDDEN, states))
+    return Rule(kernel, hidden, out)
 
 
 def next_frame(rule, cells):
@@ -75,11 +78,12 @@ def next_frame(rule, cells):
     return jnp.argmax(jax.nn.relu(total @ rule.hidden) @ rule.out, -1).astype(cells.dtype)
 
 
-def first_frame(key, world):
+def first_frame(key: jax.Array, world: World) -> jax.Array:
     """Independent cells; how likely each state is, is drawn first. [H, H] int32"""
-    odds, cells = jax.random.split(key)
-    logits = jax.random.normal(odds, (world.states,))
-    return jax.random.categorical(cells, logits, shape=(world.side, world.side)).astype(jnp.int32)
+    odds_key, cells_key = jax.random.split(key)
+    logits = jax.random.normal(odds_key, (world.states,))
+    shape = (world.side, world.side)
+    return jax.random.categorical(cells_key, logits, shape=shape).astype(jnp.int32)
 
 
 def film(rule, cells, world):
@@ -90,12 +94,13 @@ def film(rule, cells, world):
 
 
 @functools.partial(jax.jit, static_argnames=("count", "world"))
-def openings(seed, first, count, world):
+def openings(seed: int, first: int, count: int, world: World) -> tuple[Rule, jax.Array]:
     """Rules and first frames of the films numbered `first` to `first + count - 1` of a seed."""
-    def one(number):
-        rule, cells = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
-        return draw_rule(rule, world.states), first_frame(cells, world)
-    return jax.vmap(one)(first + jnp.arange(count))
+    def opening(number):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        rule_key, cells_key = jax.random.split(key)
+        return draw_rule(rule_key, world.states), first_frame(cells_key, world)
+    return jax.vmap(opening)(first + jnp.arange(count))
 
 
 @functools.partial(jax.jit, static_argnames="world")
@@ -106,28 +111,36 @@ def films(rules, cells, world):
 
 # -- Tokens ---------------------------------------------------------------------------------------
 
-def patches(frames, states):
+def patches(frames: np.ndarray, states: int) -> np.ndarray:
     """2 x 2 patches as numbers in base `states`, row by row. [..., H, H] -> [..., (H/2)²] int32"""
     *outer, height, width = frames.shape
     cut = frames.reshape(*outer, height // PATCH, PATCH, width // PATCH, PATCH).astype(np.int32)
     cells = np.moveaxis(cut, -2, -3).reshape(*outer, -1, PATCH * PATCH)
-    return cells @ (states ** np.arange(PATCH * PATCH)[::-1]).astype(np.int32)
+    powers = np.arange(PATCH * PATCH)[::-1]
+    return cells @ (states ** powers).astype(np.int32)
 
 
-def rows(frames, states):
+def rows(frames: np.ndarray, states: int) -> np.ndarray:
     """Films as token rows: every frame between its two marks. [R, F, H, H] -> [R, T] int32"""
     ids = np.pad(FIRST + patches(frames, states), ((0, 0), (0, 0), (1, 1)))
-    ids[..., 0], ids[..., -1] = FRAME_START, FRAME_END
+    ids[..., 0] = FRAME_START
+    ids[..., -1] = FRAME_END
     return ids.reshape(len(ids), -1)
 
 
-def complexity(frames, world):
-    """Compressed over raw size of every film, as the paper measures it: gzip, level 9, of int32. [R]"""
-    raw = [ids.tobytes() for ids in patches(frames, world.states)]
-    return np.array([len(gzip.compress(film, 9, mtime=0)) / len(film) for film in raw])
+def complexity(frames: np.ndarray, world: World) -> np.ndarray:
+    """Compressed over raw size of every film, as the paper measures it. [R]
+
+    That is gzip, level 9, of its patches as int32.
+    """
+    scores = []
+    for ids in patches(frames, world.states):
+        raw = ids.tobytes()
+        scores.append(len(gzip.compress(raw, 9, mtime=0)) / len(raw))
+    return np.array(scores)
 
 
-def shuffled(frames, seed):
+def shuffled(frames: np.ndarray, seed: int) -> np.ndarray:
     """The same frames of every film in another order: the statistics stay, the dynamics go."""
     numbers = np.tile(np.arange(frames.shape[1]), (len(frames), 1))
     order = np.random.default_rng(seed).permuted(numbers, axis=1)
@@ -135,29 +148,38 @@ def shuffled(frames, seed):
 
 
 @functools.lru_cache(16)
-def kept_films(seed, count, world, chunk=2048):
+def kept_films(seed: int, count: int, world: World, chunk: int = 2048) -> np.ndarray:
     """`count` films inside the band of the first chunk's percentiles. [count, F, H, H] uint8"""
-    found, band, first = [], None, 0
-    while sum(map(len, found)) < count:
-        frames = np.asarray(films(*openings(seed, first, chunk, world), world))
+    parts = []
+    band = None
+    first = kept = 0
+    while kept < count:
+        rules, cells = openings(seed, first, chunk, world)
+        frames = np.asarray(films(rules, cells, world))
         scores = complexity(frames, world)
-        band = band or tuple(np.percentile(scores, world.band))
-        found.append(frames[(scores >= band[0]) & (scores <= band[1])])
+        if band is None:
+            band = np.percentile(scores, world.band)
+        low, high = band
+        inside = frames[(scores >= low) & (scores <= high)]
+        parts.append(inside)
+        kept += len(inside)
         first += chunk
-    return np.concatenate(found)[:count]
+    return np.concatenate(parts)[:count]
 
 
-def brackets(count, length, kinds, seed):
+def brackets(count: int, length: int, kinds: int, seed: int) -> np.ndarray:
     """Rows of a Dyck language: balanced brackets of several kinds, closed in order. [count, length]
 
     Wherever both are allowed, half of the brackets open. A row of even length ends balanced.
     Opening bracket k is id FIRST + k, its closing one FIRST + kinds + k.
     """
-    draw, numbers = np.random.default_rng(seed), np.arange(count)
+    draw = np.random.default_rng(seed)
+    numbers = np.arange(count)
     ids, stack = np.empty((2, count, length), np.int32)
     depth = np.zeros(count, int)
     for place in range(length):
-        opens = (depth == 0) | (depth < length - place) & (draw.random(count) < 0.5)
+        can_still_close = depth < length - place
+        opens = (depth == 0) | can_still_close & (draw.random(count) < 0.5)
         depth -= ~opens  # a closing bracket is of the kind on top of its stack
         kind = np.where(opens, draw.integers(kinds, size=count), stack[numbers, depth])
         stack[numbers, depth] = kind
@@ -168,47 +190,70 @@ def brackets(count, length, kinds, seed):
 
 # -- Two guessers, neither of them trained: the scale of the gate ----------------------------------
 
-def counting(frames, world):
+def counting(frames: np.ndarray, world: World) -> float:
     """Nats per token of a guesser that counts a film's patches and has no idea of time.
 
-    After n patches, of which c were p, it gives p the odds (c + 8 · share of p in all these films) /
-    (n + 8). It knows the marks; the first frame is counted and not guessed. frames [R, F, H, H]
+    After n patches, of which c were p, it gives p the odds (c + 8 · s) / (n + 8), where s is the
+    share of p in all these films. It knows the marks; the first frame is counted and not guessed.
+    frames [R, F, H, H]
     """
-    patch, numbers = patches(frames, world.states), np.arange(len(frames))
+    patch = patches(frames, world.states)
+    numbers = np.arange(len(frames))
     flat = patch.reshape(len(frames), -1)
     share = np.bincount(flat.ravel()) / flat.size
-    counts, cost = np.zeros((len(frames), len(share))), 0.0
+    counts = np.zeros((len(frames), len(share)))
+    cost = 0.0
     for place, seen in enumerate(flat.T):
-        if place >= patch.shape[-1]:
-            cost -= np.log((counts[numbers, seen] + 8 * share[seen]) / (place + 8)).sum()
+        in_first_frame = place < patch.shape[-1]
+        if not in_first_frame:
+            odds = (counts[numbers, seen] + 8 * share[seen]) / (place + 8)
+            cost -= np.log(odds).sum()
         counts[numbers, seen] += 1
     return float(cost / guessed(frames, world))
 
 
-def looking_up(frames, world):
-    """Nats per token of a guesser that looks up what like neighbourhoods became. frames [R, F, H, H]
+def looking_up(frames: np.ndarray, world: World) -> float:
+    """Nats per token of a guesser that looks up what like neighbourhoods became.
+
+    frames [R, F, H, H]
 
     For each cell it compares the 3 x 3 neighbourhood of a frame before with all those of the film
     so far. One of which m of the nine cells are equal counts e^(2.5 · (m - 9)) for the state that
     its middle cell took; 0.03 times the share of each state so far is added. The two constants
     were chosen on 15 films of a seed that is not used otherwise.
     """
-    near = np.stack([np.roll(frames, (-down, -right), (2, 3))
-                     for down in (-1, 0, 1) for right in (-1, 0, 1)], -1)  # [R, F, H, H, 9]
-    seen = (near[..., None] == np.arange(world.states)).astype(np.float32)
-    seen, cost = seen.reshape(*frames.shape[:2], world.side ** 2, -1), 0.0
-    for film_, states in zip(seen, frames.reshape(*frames.shape[:2], -1), strict=True):
+    cost = 0.0
+    for neighbours, film_ in zip(_neighbourhoods(frames, world), frames, strict=True):
+        states = film_.reshape(len(film_), -1)  # [F, H²]
         for now in range(1, len(states)):
-            share = np.bincount(states[:now].ravel(), minlength=world.states) + 1.0
-            odds = np.tile(0.03 * share / share.sum(), (states.shape[1], 1))
-            past, became = film_[:now - 1].reshape(-1, film_.shape[-1]), states[1:now].ravel()
-            odds += np.exp(2.5 * (film_[now - 1] @ past.T - 9)) @ (
-                became[:, None] == np.arange(world.states))
-            odds /= odds.sum(1, keepdims=True)
+            odds = _odds_by_likeness(neighbours, states, now, world)
             cost -= np.log(odds[np.arange(states.shape[1]), states[now]]).sum()
     return float(cost / guessed(frames, world))
 
 
-def guessed(frames, world):
+def _neighbourhoods(frames: np.ndarray, world: World) -> np.ndarray:
+    """The one-hot states of each cell's 3 x 3 neighbourhood. [R, F, H, H] -> [R, F, H², 9 · D]"""
+    shifted = []
+    for down in (-1, 0, 1):
+        for right in (-1, 0, 1):
+            shifted.append(np.roll(frames, (-down, -right), (2, 3)))
+    near = np.stack(shifted, -1)  # [R, F, H, H, 9]
+    seen = (near[..., None] == np.arange(world.states)).astype(np.float32)
+    return seen.reshape(*frames.shape[:2], world.side ** 2, -1)
+
+
+def _odds_by_likeness(neighbours: np.ndarray, states: np.ndarray, now: int,
+                      world: World) -> np.ndarray:
+    """What `looking_up` gives each state of each cell of frame `now` of a film. [H², D]"""
+    share = np.bincount(states[:now].ravel(), minlength=world.states) + 1.0
+    odds = np.tile(0.03 * share / share.sum(), (states.shape[1], 1))
+    past = neighbours[:now - 1].reshape(-1, neighbours.shape[-1])
+    became = states[1:now].ravel()
+    likeness = np.exp(2.5 * (neighbours[now - 1] @ past.T - 9))
+    odds += likeness @ (became[:, None] == np.arange(world.states))
+    return odds / odds.sum(1, keepdims=True)
+
+
+def guessed(frames: np.ndarray, world: World) -> int:
     """Tokens of films without their first frames."""
     return len(frames) * (world.frames - 1) * world.frame_tokens

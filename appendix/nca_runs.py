@@ -1,4 +1,4 @@
-"""12's laboratory: the arms that ask whether films of automata help a model to read, and their runs.
+"""12's laboratory: the arms that ask whether films of automata help a model to read; their runs.
 
     python -m appendix.nca_runs     makes the arms that data/nca/ lacks
 
@@ -7,7 +7,9 @@ Letters in shape comments: S seeds, K steps, N rows, B rows of a step, T tokens.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +25,10 @@ from appendix import nca, pretrain, runs
 from helpers import gemma
 from helpers.run import Progress, UserError, digest
 
-BASE, STORED = Path("assets/tiny_gemma4"), Path("data/nca")
+BASE = Path("assets/tiny_gemma4")
+STORED = Path("data/nca")
 VOCABULARY = 1280  # of text: the tiny model's tokenizer
+Params: TypeAlias = nnx.State  # weights of one model, or of all seeds' with a first axis S
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +50,27 @@ class Plan:
     validation: int = 96            # rows
     seeds: int = 5
     # Half of the tiny model's layers, a quarter of its heads, half of its MLPs; full attention.
-    model: tuple = (("num_layers", 3), ("num_heads", 4), ("num_kv_heads", 2), ("hidden_dim", 320),
-                    ("sliding_window_size", 256))
+    model: tuple[tuple[str, int], ...] = (
+        ("num_layers", 3), ("num_heads", 4), ("num_kv_heads", 2), ("hidden_dim", 320),
+        ("sliding_window_size", 256))
 
 
 # arm: (first stage, parts that are moved). `whole` is the positive control.
 BLOCKS = ("attention", "mlp", "norms")
-ARMS = {"scratch": ("", ()), "automata": ("automata", BLOCKS), "text": ("text", BLOCKS),
-        "whole": ("text", (*BLOCKS, "embedder")), "dyck": ("dyck", BLOCKS),
-        "shuffled": ("shuffled", BLOCKS)}
-COMPARISONS = (("automata", "text"), ("automata", "shuffled"), ("automata", "dyck"),
-               *((arm, "scratch") for arm in ARMS if arm != "scratch"))
+ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "scratch": ("", ()),
+    "automata": ("automata", BLOCKS),
+    "text": ("text", BLOCKS),
+    "whole": ("text", (*BLOCKS, "embedder")),
+    "dyck": ("dyck", BLOCKS),
+    "shuffled": ("shuffled", BLOCKS),
+}
+COMPARISONS = (
+    ("automata", "text"), ("automata", "shuffled"), ("automata", "dyck"), ("automata", "scratch"),
+    ("text", "scratch"), ("whole", "scratch"), ("dyck", "scratch"), ("shuffled", "scratch"))
 
 
-def part_of(name):
+def part_of(name: str) -> str:
     """Which part of the model a weight belongs to, by its dotted name.
 
     Query and key norms set the scale of the attention scores and count as attention; `norms` are
@@ -67,95 +78,142 @@ def part_of(name):
     """
     if name.startswith("embedder."):
         return "embedder"
-    return "attention" if ".attn." in name else "mlp" if ".mlp." in name else "norms"
+    if ".attn." in name:
+        return "attention"
+    if ".mlp." in name:
+        return "mlp"
+    return "norms"
 
 
-def named_parts(params):
+def named_parts(params: Params) -> Params:
     """A tree like `params` that names each leaf's part."""
-    return jax.tree.map_with_path(
-        lambda path, _: part_of(jax.tree_util.keystr(path, simple=True, separator=".")), params)
+    def name_part(path, leaf):
+        return part_of(jax.tree_util.keystr(path, simple=True, separator="."))
+    return jax.tree.map_with_path(name_part, params)
 
 
-def transfer(fresh, learned, parts):
+def transfer(fresh: Params, learned: Params, parts: Collection[str]) -> Params:
     """`fresh` weights with those of the named parts from `learned`; the others stay fresh."""
-    return jax.tree.map(lambda part, new, old: jnp.array(old if part in parts else new),
-                        named_parts(fresh), fresh, learned)
+    def choose(part, new, old):
+        return jnp.array(old if part in parts else new)
+    return jax.tree.map(choose, named_parts(fresh), fresh, learned)
 
 
-def fresh_model(plan, seed, vocabulary=VOCABULARY):
+def fresh_model(plan: Plan, seed: int,
+                vocabulary: int = VOCABULARY) -> tuple[nnx.GraphDef, Params]:
     """(graph, weights) of a new model; a first stage without text needs a smaller vocabulary."""
-    config = gemma.config_from_hf(BASE, dtype="float32", **dict(plan.model), num_embed=vocabulary)
-    return nnx.split(pretrain.initialise(Gemma4(config, rngs=nnx.Rngs(0)), seed))
+    changes = dict(plan.model) | {"num_embed": vocabulary}
+    config = gemma.config_from_hf(BASE, dtype="float32", **changes)
+    model = Gemma4(config, rngs=nnx.Rngs(0))
+    return nnx.split(pretrain.initialise(model, seed))
 
 
-def stacked(trees):
+def stacked(trees: list[Params]) -> Params:
     """One tree of many like it: their arrays get a first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 # -- Data of the five seeds, side by side: [S, N, T] -----------------------------------------------
 
-@functools.lru_cache(1)
-def text_data(plan):
-    """(rows of the text stage, rows of other documents for a first stage, validation rows).
+class TextData(NamedTuple):
+    """Rows of text for every seed: those of the text stage, of a first stage, and held out."""
 
-    Documents of 09's corpus, for validation others, are joined and cut into rows. Which of them are
-    read in which stage differs from seed to seed; validation is the same.
+    text: np.ndarray
+    first: np.ndarray
+    validation: np.ndarray
+
+
+class FirstData(NamedTuple):
+    """What a first stage trains on."""
+
+    rows: np.ndarray
+    validation: np.ndarray
+    vocabulary: int
+    films: list[np.ndarray] | None  # of the validation rows, one array for each seed
+
+
+@functools.lru_cache(1)
+def text_data(plan: Plan) -> TextData:
+    """Rows of text.
+
+    Documents of 09's corpus, for validation others, are joined and cut into rows. Here no module
+    has a bug (`bug_share=0`), unlike in the corpus that 09's base reads. Which documents are read
+    in which stage differs from seed to seed; validation is the same.
     """
     from appendix.world import make
-    tokenizer, length = Tokenizer.from_file(str(BASE / "tokenizer.json")), plan.world.film_tokens
+    documents = list(make.documents(plan.documents, bug_share=0))
+    others = set(make.documents(600, 77, bug_share=0)) - set(documents)
+    corpus = _cut(documents, plan.world.film_tokens)
+    held_out = _cut(sorted(others), plan.world.film_tokens)
+    text = plan.text_steps * plan.rows
+    first = plan.first_steps * plan.rows
+    drawn = []
+    for seed in range(plan.seeds):
+        order = np.random.default_rng(seed).permutation(len(corpus))
+        drawn.append(corpus[order])
+    rows = np.stack(drawn)
+    validation = np.stack([held_out[:plan.validation]] * plan.seeds)
+    return TextData(rows[:, :text], rows[:, text:text + first], validation)
 
-    def cut(documents):
-        ids = np.concatenate(pretrain.encode(tokenizer, documents)).astype(np.int32)
-        return ids[:len(ids) // length * length].reshape(-1, length)
 
-    documents = list(make.documents(plan.documents))
-    corpus, others = cut(documents), cut(sorted(set(make.documents(600, 77)) - set(documents)))
-    text, first = plan.text_steps * plan.rows, plan.first_steps * plan.rows
-    order = [np.random.default_rng(seed).permutation(len(corpus)) for seed in range(plan.seeds)]
-    drawn = np.stack([corpus[numbers] for numbers in order])
-    same = np.stack([others[:plan.validation]] * plan.seeds)
-    return drawn[:, :text], drawn[:, text:text + first], same
+def _cut(documents: list[str], length: int) -> np.ndarray:
+    """The documents' tokens, one after the other, as rows. [N, T] int32"""
+    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    ids = np.concatenate(pretrain.encode(tokenizer, documents)).astype(np.int32)
+    whole = len(ids) // length * length
+    return ids[:whole].reshape(-1, length)
 
 
-def first_data(plan, kind):
-    """(rows, validation rows, vocabulary, the films of the validation rows, if any) of a first stage."""
+def first_data(plan: Plan, kind: str) -> FirstData:
+    """The data of a first stage: "text", "dyck", "automata" or "shuffled"."""
     if kind == "text":
-        return *text_data(plan)[1:], VOCABULARY, None
-    world, cut, seeds = plan.world, plan.first_steps * plan.rows, range(plan.seeds)
+        texts = text_data(plan)
+        return FirstData(texts.first, texts.validation, VOCABULARY, None)
+    world = plan.world
+    cut = plan.first_steps * plan.rows
     count = cut + plan.validation
+    drawn, held_out_films = [], []
+    for seed in range(plan.seeds):
+        if kind == "dyck":
+            drawn.append(nca.brackets(count, world.film_tokens, plan.kinds, seed))
+            continue
+        films = nca.kept_films(seed, count, world)
+        if kind == "shuffled":
+            films = nca.shuffled(films, seed)
+        drawn.append(nca.rows(films, world.states))
+        held_out_films.append(films[cut:])
+    rows = np.stack(drawn)
+    vocabulary = world.vocabulary
     if kind == "dyck":
-        drawn = np.stack([nca.brackets(count, world.film_tokens, plan.kinds, seed) for seed in seeds])
-        return drawn[:, :cut], drawn[:, cut:], nca.FIRST + 2 * plan.kinds, None
-    films = [nca.kept_films(seed, count, world) for seed in seeds]
-    if kind == "shuffled":
-        films = [nca.shuffled(films[seed], seed) for seed in seeds]
-    drawn = np.stack([nca.rows(each, world.states) for each in films])
-    return drawn[:, :cut], drawn[:, cut:], world.vocabulary, [each[cut:] for each in films]
+        vocabulary = nca.FIRST + 2 * plan.kinds
+    return FirstData(rows[:, :cut], rows[:, cut:], vocabulary, held_out_films or None)
 
 
 # -- Training: all seeds at once, `plan.every` steps a call ----------------------------------------
 
-def optimizer_of(plan, stage, params):
+def optimizer_of(plan: Plan, stage: str, params: Params) -> optax.GradientTransformation:
     """First stage: Adam at a constant rate. Text: 09's; blocks wait, then learn more slowly."""
     if stage == "first":
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(
-            optax.linear_schedule(0.0, plan.first_rate, 100)))
-    base = pretrain.make_optimizer(params, plan.text_steps, plan.text_rate,
-                                   max(1, plan.text_steps // 10), 0.05)
-    blocks = jax.tree.map(lambda part: part in ("attention", "mlp"), named_parts(params))
+        warmed_up = optax.linear_schedule(0.0, plan.first_rate, 100)
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warmed_up))
+    warmup = max(1, plan.text_steps // 10)
+    base = pretrain.make_optimizer(params, plan.text_steps, plan.text_rate, warmup, 0.05)
+    is_block = jax.tree.map(lambda part: part in ("attention", "mlp"), named_parts(params))
     held = optax.scale_by_schedule(lambda count: plan.moved * (count >= plan.alone))
-    return optax.chain(base, optax.masked(held, blocks))
+    return optax.chain(base, optax.masked(held, is_block))
+
+
+class Programs(NamedTuple):
+    """The compiled programs of a stage. S seeds, K steps, B rows; losses are mean nats a token."""
+
+    init: Callable      # (params [S, ...]) -> (params, moments)
+    advance: Callable   # (state, rows [S, K, B, T], seen [V], given) -> (state, losses [S, K])
+    evaluate: Callable  # (params, rows [S, N, B, T], seen, given) -> losses [S]
 
 
 @functools.lru_cache(4)
-def programs(plan, stage, vocabulary):
-    """(init, advance, evaluate) of a stage, compiled once for all arms. S seeds, K steps, B rows.
-
-    init: (params [S, ...]) -> (params, moments).
-    advance: (state, rows [S, K, B, T], seen [V], given) -> (state, losses [S, K]).
-    evaluate: (params, rows [S, N, B, T], seen, given) -> losses [S]. Losses are mean nats a token.
-    """
+def programs(plan: Plan, stage: str, vocabulary: int) -> Programs:
+    """The `Programs` of a stage, compiled once for all arms."""
     graph, params = fresh_model(plan, 0, vocabulary)
     optimizer = optimizer_of(plan, stage, params)
 
@@ -173,71 +231,84 @@ def programs(plan, stage, vocabulary):
     def judge_seed(params, tokens, seen, given):
         return jax.lax.map(lambda batch: loss(params, batch, seen, given), tokens).mean()
 
+    def init(params):
+        return params, jax.vmap(optimizer.init)(params)
+
     over_seeds = functools.partial(jax.vmap, in_axes=(0, 0, None, None))
-    return (jax.jit(lambda params: (params, jax.vmap(optimizer.init)(params))),
-            jax.jit(over_seeds(run_seed), donate_argnums=0), jax.jit(over_seeds(judge_seed)))
+    return Programs(jax.jit(init), jax.jit(over_seeds(run_seed), donate_argnums=0),
+                    jax.jit(over_seeds(judge_seed)))
 
 
-def train(plan, stage, params, data, validation, given=0):
-    """Train every seed from its weights in `params` [S, ...], which are used up. Rows are read in order.
+def train(plan: Plan, stage: str, params: Params, data: np.ndarray, validation: np.ndarray,
+          given: int = 0) -> tuple[Params, pd.DataFrame]:
+    """Train every seed from its weights in `params` [S, ...], which are used up.
+
+    Rows are read in order. The first `given` tokens of a row are not trained on.
 
     Returns:
-      (weights [S, ...], table): a row for each point and seed, losses in nats a token. The first
-      `given` tokens of a row are not trained on.
+      (weights [S, ...], table): a row for each point and seed, losses in nats a token.
     """
-    size, steps = plan.rows, plan.first_steps if stage == "first" else plan.text_steps
+    size = plan.rows
+    steps = plan.first_steps if stage == "first" else plan.text_steps
     vocabulary = params["embedder"]["input_embedding"].get_value().shape[1]
     seen = pretrain.tokens_seen([data, validation], vocabulary)  # a masked id would cost 1e9 nats
-    initial, advance, evaluate = programs(plan, stage, vocabulary)
+    init, advance, evaluate = programs(plan, stage, vocabulary)
     held = jnp.asarray(validation.reshape(plan.seeds, -1, size, validation.shape[-1]))
-    state, points = initial(params), []
+    state = init(params)
+    points: list[dict[str, Any]] = []
     progress = Progress(steps, f"{stage} stage: step", every=10)
     for done in range(plan.every, steps + 1, plan.every):
         batch = data[:, (done - plan.every) * size:done * size]
-        state, losses = advance(state, batch.reshape(plan.seeds, plan.every, size, -1), seen, given)
-        values = evaluate(state[0], held, seen, given).tolist()
-        points += [{"seed": seed, "stage": stage, "step": done, "tokens": done * size * data.shape[-1],
-                    "train_loss": loss, "val_loss": value}
-                   for seed, (loss, value) in enumerate(zip(losses.mean(1).tolist(), values))]
-        progress.update(plan.every, f"loss {np.mean(values):.3f}")
+        batch = batch.reshape(plan.seeds, plan.every, size, -1)
+        state, losses = advance(state, batch, seen, given)
+        trained = losses.mean(1).tolist()
+        held_out = evaluate(state[0], held, seen, given).tolist()
+        for seed in range(plan.seeds):
+            points.append({
+                "seed": seed, "stage": stage, "step": done, "tokens": done * size * data.shape[-1],
+                "train_loss": trained[seed], "val_loss": held_out[seed]})
+        progress.update(plan.every, f"loss {np.mean(held_out):.3f}")
     return state[0], pd.DataFrame(points)
 
 
 # -- Runs -----------------------------------------------------------------------------------------
 
 @functools.lru_cache(1)  # `text` and `whole` share theirs
-def first_stage(plan, kind):
+def first_stage(plan: Plan, kind: str) -> tuple[Params, pd.DataFrame]:
     """(weights [S, ...], table) of a first stage.
 
     On films the table holds what the two guessers pay, too. Seed s starts from the weights that the
     *next* seed draws: otherwise its blocks would meet the embedder beside which they were trained,
     hardly changed.
     """
-    data, validation, vocabulary, films = first_data(plan, kind)
-    params = stacked([fresh_model(plan, seed + 1, vocabulary)[1] for seed in range(plan.seeds)])
-    given = plan.world.frame_tokens if films else 0
-    params, table = train(plan, "first", params, data, validation, given)
-    if films:
-        for name, guesser in (("counting", nca.counting), ("looking_up", nca.looking_up)):
-            paid = {seed: guesser(frames, plan.world) for seed, frames in enumerate(films)}
-            table[name] = table.seed.map(paid)
+    data = first_data(plan, kind)
+    models = [fresh_model(plan, seed + 1, data.vocabulary) for seed in range(plan.seeds)]
+    params = stacked([weights for _, weights in models])
+    given = plan.world.frame_tokens if data.films else 0
+    params, table = train(plan, "first", params, data.rows, data.validation, given)
+    if data.films:
+        for guesser in (nca.counting, nca.looking_up):
+            paid = {seed: guesser(frames, plan.world) for seed, frames in enumerate(data.films)}
+            table[guesser.__name__] = table.seed.map(paid)
     return params, table
 
 
-def closed(table):
+def closed(table: pd.DataFrame) -> pd.Series:
     """Share of the gap between counting and looking up that a first stage closed. [seeds]"""
     last = table[table.step == table.step.max()].set_index("seed")
     return (last.counting - last.val_loss) / (last.counting - last.looking_up)
 
 
-def run(plan, arm):
+def run(plan: Plan, arm: str) -> pd.DataFrame:
     """The points of an arm, of all its seeds: first stage if it has one, then the text stage.
 
     Raises:
       UserError: a seed learned too little of the automata for its blocks to be moved.
     """
     kind, parts = ARMS[arm]
-    params, tables = stacked([fresh_model(plan, seed)[1] for seed in range(plan.seeds)]), []
+    models = [fresh_model(plan, seed) for seed in range(plan.seeds)]
+    params = stacked([weights for _, weights in models])
+    tables = []
     if kind:
         learned, table = first_stage(plan, kind)
         tables.append(table)
@@ -245,28 +316,31 @@ def run(plan, arm):
             raise UserError(f"the gate: of the gap {closed(table).min():.0%} closed, "
                             f"{plan.gate:.0%} needed. Make the films easier (Plan.world).")
         params = transfer(params, learned, parts)
-    text, _, validation = text_data(plan)
-    tables.append(train(plan, "text", params, text, validation)[1])
+    data = text_data(plan)
+    _, table = train(plan, "text", params, data.text, data.validation)
+    tables.append(table)
     return pd.concat(tables).assign(
         arm=arm, plan=digest(dataclasses.asdict(plan))[:12], jax=jax.__version__,
         device=jax.devices()[0].device_kind)
 
 
-def compare(plan, folder):
+def compare(plan: Plan, folder: Path) -> None:
     """Make the arms that a folder lacks, a csv file each."""
-    runs.fill({folder / f"{arm}.csv": (plan, arm) for arm in ARMS},
-              lambda *which: run(*which).to_csv(index=False, float_format="%.6f"))
+    def make(plan, arm):
+        return run(plan, arm).to_csv(index=False, float_format="%.6f")
+    missing = {folder / f"{arm}.csv": (plan, arm) for arm in ARMS}
+    runs.fill(missing, make)
 
 
 # -- Results --------------------------------------------------------------------------------------
 
-def final(table):
+def final(table: pd.DataFrame) -> pd.DataFrame:
     """Validation loss at the end of the text stage. [seeds x arms]"""
     text = table[table.stage == "text"].sort_values("step")
     return text.groupby(["seed", "arm"]).val_loss.last().unstack()
 
 
-def differences(ends):
+def differences(ends: pd.DataFrame) -> pd.DataFrame:
     """One row a comparison of stored arms: nats per token that the first ends above the second.
 
     Pairs of one seed, t intervals. They are widened for the number of `COMPARISONS` (Bonferroni):
@@ -277,7 +351,8 @@ def differences(ends):
         if {arm, base} <= set(ends):
             test = scipy.stats.ttest_rel(ends[arm], ends[base])
             interval = test.confidence_interval(1 - 0.05 / len(COMPARISONS))
-            table.append([arm, base, (ends[arm] - ends[base]).mean(), *interval])
+            difference = (ends[arm] - ends[base]).mean()
+            table.append([arm, base, difference, interval.low, interval.high])
     return pd.DataFrame(table, columns=["arm", "against", "difference", "low", "high"])
 
 

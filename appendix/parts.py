@@ -1,8 +1,8 @@
 """Which part of the model does an instruction of a compiled step belong to?
 
 The answer stands in the instruction's own name: where the code runs, `jax.named_scope` names what
-it is (`helpers/gemma.py`, `helpers/train.py`), and XLA keeps that name as `op_name`. So nothing here
-knows a function of another file; whoever renames one changes no attribution.
+it is (`helpers/gemma.py`, `helpers/train.py`), and XLA keeps that name as `op_name`. So nothing
+here knows a function of another file; whoever renames one changes no attribution.
 """
 
 import re

@@ -10,13 +10,18 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pandas as pd
 import scipy.stats
+from flax import nnx
+from jax.sharding import Mesh
+from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 import verilog
 from appendix import quantized, runs
@@ -25,91 +30,121 @@ from helpers.records import DataMeta
 from helpers.run import Progress, run_dir
 from verilog import stats
 from verilog.asking import messages_for
+from verilog.problems import Problem
 
-BASE = "assets/tiny_gemma4"
+BASE = "assets/tiny_gemma4_clean"  # its corpus has no bugs
 STORED = Path("data/qlora")
 SEEDS = (42, 43, 44)
 SETTINGS = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10,
                           max_steps=38)  # TINY of 03, half as long
-VARIANTS = {  # how the base is stored, and in what its products are computed
-    "bfloat16": {"base_dtype": "bfloat16", "int8_products": False},
-    "int8": {"base_dtype": "int8", "int8_products": False},
-    "int8 arithmetic": {"base_dtype": "int8", "int8_products": True},
-    "nf4": {"base_dtype": "nf4", "int8_products": False},
+VARIANTS = {  # (how the base is stored, whether its products are computed in int8)
+    "bfloat16": ("bfloat16", False),
+    "int8": ("int8", False),
+    "int8 arithmetic": ("int8", True),
+    "nf4": ("nf4", False),
 }
 DRAWN = 3            # answers per problem at TEMPERATURE, beside the greedy one
 TEMPERATURE = 0.8
 ANSWER_TOKENS = 192
 
 
-def world():
+class Answer(NamedTuple):
+    """What a model wrote to a problem, "greedy" or "drawn"."""
+
+    problem: Problem
+    plan: str
+    text: str
+
+
+class Trained(NamedTuple):
+    """A variant after its training."""
+
+    model: Gemma4
+    mesh: Mesh
+    losses: list[float]  # of its steps
+    validation: float    # loss on the held-out rows
+
+
+def world() -> tuple[ModelConfig, Mesh]:
     """(config in bfloat16, mesh of one device) of the tiny base."""
     config = gemma.config_from_hf(BASE, dtype="bfloat16")
     return config, gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
 
 
-def build(variant, seed=SEEDS[0]):
+def build(variant: str, seed: int = SEEDS[0]) -> tuple[Gemma4, Mesh]:
     """(model with adapters, mesh) for a name of `VARIANTS`."""
-    (config, mesh), how, cfg = world(), VARIANTS[variant], SETTINGS
-    model = quantized.load_base(BASE, config, mesh, how["base_dtype"])
+    config, mesh = world()
+    base_dtype, int8_products = VARIANTS[variant]
+    model = quantized.load_base(BASE, config, mesh, base_dtype)
     gemma.use_block_attention(model, 128)
-    provider = quantized.provider(rank=cfg.rank, alpha=cfg.alpha, **how)
-    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, seed=seed, provider=provider), mesh
+    rank, alpha = SETTINGS.rank, SETTINGS.alpha
+    provider = quantized.provider(base_dtype, rank, alpha, int8_products=int8_products)
+    return gemma.inject_lora(model, rank, alpha, mesh, seed=seed, provider=provider), mesh
 
 
-def fit(variant, seed, steps=SETTINGS.max_steps):
-    """Train a variant with 03's step; returns (model, mesh, losses of the steps, validation loss).
+def fit(variant: str, seed: int, steps: int = SETTINGS.max_steps) -> Trained:
+    """Train a variant with 03's step.
 
     The seed is that of A's first values and of the order of the rows; a step takes four.
     """
     model, mesh = build(variant, seed)
-    optimizer = train.make_optimizer(train.make_schedule(SETTINGS, steps), SETTINGS.weight_decay,
-                                     SETTINGS.max_grad_norm)
-    rows, held_out = (train.PackedRows(run_dir("data", part)) for part in ("train", "val"))
+    schedule = train.make_schedule(SETTINGS, steps)
+    optimizer = train.make_optimizer(schedule, SETTINGS.weight_decay, SETTINGS.max_grad_norm)
+    rows = train.PackedRows(run_dir("data", "train"))
+    held_out = train.PackedRows(run_dir("data", "val"))
     loss_fn = train.make_loss(train.capacity_of(rows, held_out))
     state, frozen = train.start(model, optimizer, mesh)
     step = train.jit_train_step(model, optimizer, loss_fn, state)
     evaluate = jax.jit(train.make_eval_step(model, loss_fn))
     batches = iter(train.make_dataset(rows, 2, 2, seed))
-    adapters, moments, losses, progress = state.adapters, state.opt_state, [], Progress(steps, "step")
+    adapters, moments = state.adapters, state.opt_state
+    losses = []
+    progress = Progress(steps, "step")
     with mesh:
         for _ in range(steps):
             batch = train.to_mesh(next(batches), mesh)
             adapters, moments, metrics = step(adapters, moments, frozen, batch)
             losses.append(float(metrics["loss"]))
             progress.update(note=f"loss {losses[-1]:.3f}")
-        held_out = train.to_mesh(train.validation_batch(held_out, 8, 2), mesh)
-        validation = float(evaluate(adapters, frozen, held_out))
-    gemma.nnx.update(model, adapters)
-    return model, mesh, losses, validation
+        batch = train.to_mesh(train.validation_batch(held_out, 8, 2), mesh)
+        validation = float(evaluate(adapters, frozen, batch))
+    nnx.update(model, adapters)
+    return Trained(model, mesh, losses, validation)
 
 
-def ask(model, mesh, problems):
-    """Answers to problems: [(problem, "greedy" or "drawn", text)], all in one batch."""
+def ask(model: Gemma4, mesh: Mesh, problems: Sequence[Problem]) -> list[Answer]:
+    """Answers to problems, one greedy and `DRAWN` drawn ones to each, all in one batch."""
     meta = DataMeta.load()
     tokenizer = chat.load_tokenizer(BASE)
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
-    jobs = [(problem, plan) for problem in problems for plan in ["greedy"] + ["drawn"] * DRAWN]
-    chats = [messages_for(problem, "ours", meta.system) for problem, _ in jobs]
+    stops = chat.stop_ids(tokenizer)
+    asked, plans = [], []
+    for problem in problems:
+        for plan in ["greedy", *["drawn"] * DRAWN]:
+            asked.append(problem)
+            plans.append(plan)
+    chats = [messages_for(problem, "ours", meta.system) for problem in asked]
     prompts = chat.render_prompts(tokenizer, chats, [meta.thinking] * len(chats))
-    heat = [TEMPERATURE * (plan == "drawn") for _, plan in jobs]
+    heat = [0.0 if plan == "greedy" else TEMPERATURE for plan in plans]
     rows = gemma.greedy(model, prompts, ANSWER_TOKENS, stops, mesh, heat, seed=1)
-    texts = [tokenizer.decode(row).split(chat.TURN_END)[0] for row in rows]
-    return [(*job, text) for job, text in zip(jobs, texts, strict=True)]
+    answers = []
+    for problem, plan, row in zip(asked, plans, rows, strict=True):
+        text = tokenizer.decode(row).split(chat.TURN_END)[0]
+        answers.append(Answer(problem, plan, text))
+    return answers
 
 
-def judged(asked):
+def judged(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """[{problem, plan, c passing answers of n}] by 07's judge."""
-    verdicts = verilog.judge_many([(problem, verilog.extract_code(text)[0])
-                                 for problem, _, text in asked])
-    table = pd.DataFrame([(problem.name, plan, verdict.passed) for (problem, plan, _), verdict
-                          in zip(asked, verdicts, strict=True)],
-                         columns=["problem", "plan", "passed"])
-    found = table.groupby(["problem", "plan"], sort=False).passed.agg(c="sum", n="size")
-    return found.reset_index().to_dict("records")
+    pairs = [(answer.problem, verilog.extract_code(answer.text)[0]) for answer in answers]
+    rows = []
+    for answer, verdict in zip(answers, verilog.judge_many(pairs), strict=True):
+        rows.append((answer.problem.name, answer.plan, verdict.passed))
+    table = pd.DataFrame(rows, columns=["problem", "plan", "passed"])
+    counts = table.groupby(["problem", "plan"], sort=False).passed.agg(c="sum", n="size")
+    return counts.reset_index().to_dict("records")
 
 
-def gradients(model, mesh, rows):
+def gradients(model: Gemma4, mesh: Mesh, rows: train.Batch) -> dict[str, np.ndarray]:
     """Adapter gradients of the summed loss of packed rows, {kind: one flat array}.
 
     Each adapter first gets a random B, in place: with B = 0, the gradient of A is zero.
@@ -117,56 +152,67 @@ def gradients(model, mesh, rows):
     draw = np.random.default_rng(0)
     for pair in gemma.adapted_modules(model).values():
         pair["b"].set_value(np.asarray(draw.normal(0, 0.05, pair["b"].shape), np.float32))
-    graph, adapters, frozen = gemma.nnx.split(model, gemma.nnx.LoRAParam, ...)
+    graph, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
     loss_fn = train.make_loss(rows.tokens.shape[1] - 1)
+
+    def loss(adapters, frozen):
+        total, _ = loss_fn(nnx.merge(graph, adapters, frozen), rows)
+        return total
+
     with mesh:
-        found = jax.jit(jax.grad(lambda adapters, frozen: loss_fn(
-            gemma.nnx.merge(graph, adapters, frozen), rows)[0]))(adapters, frozen)
-    kinds = {}
-    for path, leaf in gemma.nnx.to_flat_state(found):
+        slopes = jax.jit(jax.grad(loss))(adapters, frozen)
+    kinds: dict[str, list[np.ndarray]] = {}
+    for path, leaf in nnx.to_flat_state(slopes):
         kinds.setdefault(path[-2], []).append(np.ravel(leaf.get_value()))
     return {kind: np.concatenate(parts) for kind, parts in kinds.items()}
 
 
-def cosines(found, others):
+def cosines(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """{kind: cosine of the angle between two models' `gradients`}."""
-    return {kind: float(one @ others[kind] / np.linalg.norm(one) / np.linalg.norm(others[kind]))
-            for kind, one in found.items()}
+    result = {}
+    for kind, first in ours.items():
+        second = theirs[kind]
+        result[kind] = float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+    return result
 
 
 # ── Stored runs ──
 
 
-def base_id():
+def base_id() -> str:
     """Twelve letters that tell this base from another; every stored run carries its own."""
     return weights.fingerprint(BASE)[:12]
 
 
-def stored(base):
+def stored(base: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """(runs, losses, answers) of data/qlora/, of one base (`base_id`): three tables.
 
     runs: variant, seed, base, val_loss …; losses: a row per step; answers: c of n passing answers
     per problem and plan, "greedy" or "drawn".
     """
-    found = [json.loads(path.read_text()) for path in STORED.glob(f"*-{base}.json")]
-    found.sort(key=lambda run: (list(VARIANTS).index(run["variant"]), run["seed"]))
-    losses, answers = (pd.json_normalize(found, name, ["variant", "seed"])
-                       for name in ("loss", "answers"))
-    return pd.DataFrame(found).drop(columns=["loss", "answers"]), losses, answers
+    runs_of_base = [json.loads(path.read_text()) for path in STORED.glob(f"*-{base}.json")]
+    order = list(VARIANTS)
+    runs_of_base.sort(key=lambda run: (order.index(run["variant"]), run["seed"]))
+    losses = pd.json_normalize(runs_of_base, "loss", ["variant", "seed"])
+    answers = pd.json_normalize(runs_of_base, "answers", ["variant", "seed"])
+    return pd.DataFrame(runs_of_base).drop(columns=["loss", "answers"]), losses, answers
 
 
-def gaps(table, mine, plan="drawn"):
+def gaps(table: pd.DataFrame, mine: str, plan: str = "drawn") -> pd.DataFrame:
     """Share of passing answers (from `stored`), variant `mine` minus bfloat16, "drawn" or "greedy".
 
     A row per problem, a column per seed that both have.
     """
     table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
-    first, second = (table[table.variant == name].pivot(index="problem", columns="seed",
-                                                        values="share") for name in (mine, "bfloat16"))
-    return (first - second).dropna(axis=1, how="all").astype(float)
+
+    def shares(variant):
+        rows = table[table.variant == variant]
+        return rows.pivot(index="problem", columns="seed", values="share")
+
+    return (shares(mine) - shares("bfloat16")).dropna(axis=1, how="all").astype(float)
 
 
-def seed_interval(values):
+def seed_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
     """Mean over runs that differ in their seed, and its t interval: (mean, low, high).
 
     Low and high are nan where the spread is unknown: for one run, and where all values are equal.
@@ -179,7 +225,8 @@ def seed_interval(values):
     return float(values.mean()), float(low), float(high)
 
 
-def differences(table, plans=("drawn", "greedy")):
+def differences(table: pd.DataFrame,
+                plans: Sequence[str] = ("drawn", "greedy")) -> pd.DataFrame:
     """Every variant against bfloat16, with what is known over problems and over seeds.
 
     Neither interval holds the other's spread: the first keeps the trained models as they are, the
@@ -190,30 +237,44 @@ def differences(table, plans=("drawn", "greedy")):
       of that, 95 % t interval over seeds (problems averaged; nan if unknown).
     """
     rows = {}
-    for plan, name in itertools.product(plans, [name for name in VARIANTS if name != "bfloat16"]):
-        found = gaps(table, name, plan=plan)
-        by_problem = found.mean(axis=1).round(15)  # thirds that cancel leave 1e-17
+    for plan, name in itertools.product(plans, VARIANTS):
+        if name == "bfloat16":
+            continue
+        gap = gaps(table, name, plan=plan)
+        by_problem = gap.mean(axis=1).round(15)  # thirds that cancel leave 1e-17
         mean, low, high = stats.interval(by_problem)
-        _, least, most = seed_interval(found.mean())
-        rows[plan, name] = {"seeds": found.shape[1], "difference": mean, "problems from": low,
+        _, least, most = seed_interval(gap.mean())
+        rows[plan, name] = {"seeds": gap.shape[1], "difference": mean, "problems from": low,
                             "problems to": high, "p": stats.sign_flip_p(by_problem),
                             "seeds from": least, "seeds to": most}
     return pd.DataFrame(rows).T
 
 
-def run(variant, seed):
+def run(variant: str, seed: int) -> str:
     """Train, ask and judge one variant; returns what is stored of it, as JSON."""
     began = time.perf_counter()
-    model, mesh, losses, validation = fit(variant, seed)
-    answers = judged(ask(model, mesh, verilog.load_problems("data/tiny_eval")))
+    trained = fit(variant, seed)
+    answers = ask(trained.model, trained.mesh, verilog.load_problems("data/tiny_eval"))
+    counts = judged(answers)
+    losses = []
+    for step, loss in enumerate(trained.losses, 1):
+        losses.append({"step": step, "loss": round(loss, 5)})
     return json.dumps({
         "variant": variant, "seed": seed, "base": base_id(), "steps": SETTINGS.max_steps,
-        "val_loss": validation, "seconds": round(time.perf_counter() - began),
+        "val_loss": trained.validation, "seconds": round(time.perf_counter() - began),
         "jax": jax.__version__, "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d"),
-        "loss": [{"step": step, "loss": round(loss, 5)} for step, loss in enumerate(losses, 1)],
-        "answers": answers})
+        "loss": losses, "answers": counts})
+
+
+def main() -> None:
+    """Make the runs that are missing."""
+    base = base_id()
+    wanted = {}
+    for seed, variant in itertools.product(SEEDS, VARIANTS):
+        name = variant.replace(" ", "_")
+        wanted[STORED / f"{name}-{seed}-{base}.json"] = (variant, seed)
+    runs.fill(wanted, run)
 
 
 if __name__ == "__main__":
-    runs.fill({STORED / f"{variant.replace(' ', '_')}-{seed}-{base_id()}.json": (variant, seed)
-               for seed, variant in itertools.product(SEEDS, VARIANTS)}, run)
+    main()

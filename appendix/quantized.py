@@ -9,11 +9,17 @@ Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import qwix
+from flax import nnx
+from jax.sharding import Mesh
+from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 from helpers import gemma
 from helpers.run import UserError
@@ -41,14 +47,15 @@ class Casts(qwix.PtqProvider):
 class StoredProducts(Casts):
     """Multiplies with a stored weight by `weight_dot` and `weight_einsum`, else as Qwix does."""
 
-    def dot_general(self, lhs, rhs, dimension_numbers, *args, **kwargs):
+    def dot_general(self, lhs: Any, rhs: Any, dimension_numbers: Any, *args: Any,
+                    **kwargs: Any) -> jax.Array:
         """Of nnx.Linear: the MLP matrices."""
         if not is_quantized(rhs):
             return super().dot_general(lhs, rhs, dimension_numbers, *args, **kwargs)
         self._get_current_rule_and_op_id("dot_general")  # Qwix counts operations
         return self.weight_dot(lhs, rhs.array, dimension_numbers)
 
-    def einsum(self, equation, *operands, **kwargs):
+    def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
         """Of Tunix's Einsum: the attention matrices."""
         if len(operands) != 2 or not is_quantized(operands[1]):
             return super().einsum(equation, *operands, **kwargs)
@@ -83,11 +90,11 @@ class QuantizedLora(gemma.Float32Lora, Dequantized):
 class Int8Products(StoredProducts):
     """Multiplies with stored int8 weights in int8, forward and backward (see `int8_dot`)."""
 
-    def weight_dot(self, lhs, weight, dimension_numbers):
+    def weight_dot(self, lhs: jax.Array, weight: qwix.QArray, dimension_numbers: Any) -> jax.Array:
         """`lhs` times the weight as it is stored."""
         return int8_dot(lhs, weight.qvalue, weight.scale, dimension_numbers)
 
-    def weight_einsum(self, equation, lhs, weight):
+    def weight_einsum(self, equation: str, lhs: jax.Array, weight: qwix.QArray) -> jax.Array:
         """The same for an einsum."""
         return int8_einsum(equation, lhs, weight.qvalue, weight.scale)
 
@@ -97,35 +104,45 @@ class Int8Lora(gemma.Float32Lora, Int8Products):
 
 
 @functools.cache
-def _levels():
+def _levels() -> tuple[float, ...]:
     """The 16 values of NF4, as Qwix has them."""
     with jax.ensure_compile_time_eval():
         codes = qwix.QArray(jnp.arange(16, dtype=jnp.uint4), jnp.ones(1), qtype="nf4")
-        return tuple(map(float, qwix.dequantize(codes)))
+        return tuple(float(level) for level in qwix.dequantize(codes))
 
 
-def dequantize(array):
+def dequantize(array: qwix.QArray) -> jax.Array:
     """`qwix.dequantize` without a look-up: the same numbers, each where its code is."""
     if array.qtype != "nf4":
         return qwix.dequantize(array)
+    values = _values_of_codes(array)
+    tiles: list[int] = []   # each axis of the values as (tiles, values of a tile)
+    spread: list[int] = []  # and the scales beside it, one for each tile
+    for size, count in zip(values.shape, array.scale.shape, strict=True):
+        tiles += [count, size // count]
+        spread += [count, 1]
+    scaled = values.reshape(tiles) * array.scale.reshape(spread)
+    return scaled.reshape(values.shape)
+
+
+def _values_of_codes(array: qwix.QArray) -> jax.Array:
+    """The level of each NF4 code, before any scale."""
     code = array.qvalue.astype(jnp.int32)
     values = [jnp.asarray(level, array.scale.dtype) for level in _levels()]
     for bit in range(4):  # the lowest bit tells neighbours apart: 16 values, 8, 4, 2, 1
         on = (code >> bit) & 1 == 1
-        values = [jnp.where(on, high, low) for low, high in zip(values[::2], values[1::2])]
-    values, = values
-    tiles = [part for size, count in zip(values.shape, array.scale.shape)
-             for part in (count, size // count)]
-    scale = array.scale.reshape([part for count in array.scale.shape for part in (count, 1)])
-    return (values.reshape(tiles) * scale).reshape(values.shape)
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [jnp.where(on, high, low) for low, high in pairs]
+    return values[0]
 
 
-def is_quantized(x):
+def is_quantized(x: Any) -> bool:
     """Is this one of Qwix's quantised weights, as a module holds it or hands it to an operation?"""
     return isinstance(getattr(x, "array", None), qwix.QArray)
 
 
-def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, int8_products=False):
+def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARGETS,
+             int8_products: bool = False) -> qwix.LoraProvider:
     """The provider that `gemma.inject_lora` hands to Qwix, for a base of one of `BASE_DTYPES`.
 
     Matrices that `targets` leaves without adapters are quantised all the same.
@@ -142,13 +159,14 @@ def provider(base_dtype, rank, alpha, targets=gemma.TARGETS, int8_products=False
         module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
         lora_a_initializer=gemma.lora_a, lora_b_initializer=gemma.lora_b, **stored)
     rest = qwix.QuantizationRule(module_path=gemma.TARGETS, **stored)
-    return (Int8Lora if int8_products else QuantizedLora)([adapted, rest])
+    kind = Int8Lora if int8_products else QuantizedLora
+    return kind([adapted, rest])
 
 
 # ── int8 arithmetic ──
 
 
-def rounded(x, axes):
+def rounded(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """(int8 values, scale) of an array: symmetric, the largest along `axes` becomes 127."""
     scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True).astype(jnp.float32) / 127
     scale = jnp.where(scale == 0, 1.0, scale)
@@ -156,7 +174,8 @@ def rounded(x, axes):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def int8_dot(lhs, weight, scale, dimension_numbers):
+def int8_dot(lhs: jax.Array, weight: jax.Array, scale: jax.Array,
+             dimension_numbers: Any) -> jax.Array:
     """`lhs` times a frozen int8 weight, both factors int8, summed in int32.
 
     Each row of `lhs` (each token) gets its own scale, so does each output channel of the weight,
@@ -197,30 +216,33 @@ def _int8_backward(dimension_numbers, kept, gradient):
                          preferred_element_type=jnp.int32)  # rows of lhs, then contracted, in order
     rows = rows.reshape(rows.shape[:first] + (1,) * len(right))
     result = (total * rows).astype(gradient.dtype)
+    remaining = [axis for axis in range(first + len(left)) if axis not in left]
     home = [left[right.index(axis)] for axis in sorted(right)]  # where each contracted one belongs
-    lhs_axes = [axis for axis in range(first + len(left)) if axis not in left] + home
-    result = jnp.transpose(result, [lhs_axes.index(axis) for axis in range(len(lhs_axes))])
+    result = jnp.transpose(result, np.argsort(remaining + home).tolist())
     return result, None, None
 
 
 int8_dot.defvjp(_int8_forward, _int8_backward)
 
 
-def int8_einsum(equation, lhs, weight, scale):
+def int8_einsum(equation: str, lhs: jax.Array, weight: jax.Array,
+                scale: jax.Array) -> jax.Array:
     """`jnp.einsum(equation, lhs, weight)` as one `int8_dot`, transposed if the equation says so."""
     inputs, out = equation.replace(" ", "").split("->")
     left, right = inputs.split(",")
     shared = [letter for letter in right if letter in left]
-    numbers = ((tuple(left.index(letter) for letter in shared),
-                tuple(right.index(letter) for letter in shared)), ((), ()))
+    of_left = tuple(left.index(letter) for letter in shared)
+    of_right = tuple(right.index(letter) for letter in shared)
+    no_batch: tuple = ((), ())
+    product = int8_dot(lhs, weight, scale, ((of_left, of_right), no_batch))
     plain = [letter for letter in left + right if letter not in shared]
-    product = int8_dot(lhs, weight, scale, numbers)
     return jnp.transpose(product, [plain.index(letter) for letter in out])
 
 
-def _stored_as(base_dtype):
+def _stored_as(base_dtype: str) -> dict[str, Any]:
     """Arguments of a Qwix rule for a storage."""
-    return {"weight_qtype": base_dtype, "tile_size": TILE if base_dtype == "nf4" else None}
+    tile = TILE if base_dtype == "nf4" else None
+    return {"weight_qtype": base_dtype, "tile_size": tile}
 
 
 # ── Quantising ──
@@ -233,7 +255,7 @@ def _quantize(array, qtype, channelwise, tiled):
                          tiled_axes=dict(tiled), scale_dtype=array.dtype)
 
 
-def plan(model, mesh, base_dtype):
+def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
     """{path: abstract quantised weight} of every matrix of a Gemma 4 that is to be quantised.
 
     Qwix finds the matrices and what they sum over by running the model abstractly. Where these are
@@ -242,33 +264,38 @@ def plan(model, mesh, base_dtype):
     """
     rule = qwix.QuantizationRule(module_path=gemma.TARGETS, **_stored_as(base_dtype))
     shapes = gemma.probe(model, Dequantized([rule]), mesh)
-    found = {(*path, name): module for path, module in shapes.iter_modules()
-             for name, value in vars(module).items() if is_quantized(value)}
-    for (*_, name), module in found.items():
+    places = []
+    for path, module in shapes.iter_modules():
+        for name, value in vars(module).items():
+            if is_quantized(value):
+                places.append((path, module, name))
+    for _, module, name in places:
         if base_dtype == "nf4":
             setattr(module, name, _per_head(getattr(module, name)))
     gemma.place(shapes, mesh)
-    return {path: getattr(module, path[-1]) for path, module in found.items()}
+    return {(*path, name): getattr(module, name) for path, module, name in places}
 
 
-def _per_head(hull):
+def _per_head(hull: Any) -> Any:
     """The same abstract weight with a scale of its own for each tile of each head."""
     values = hull.array.qvalue.get_value()
-    how = dataclasses.replace(hull.how, channelwise_axes=tuple(
-        axis for axis in range(values.ndim) if axis not in hull.how.tiled_axes))
-    scale = jax.ShapeDtypeStruct(tuple(
-        size // how.tiled_axes.get(axis, 1) for axis, size in enumerate(values.shape)), hull.dtype)
+    tiled = hull.how.tiled_axes
+    channelwise = tuple(axis for axis in range(values.ndim) if axis not in tiled)
+    how = dataclasses.replace(hull.how, channelwise_axes=channelwise)
+    shape = tuple(size // tiled.get(axis, 1) for axis, size in enumerate(values.shape))
+    scale = jax.ShapeDtypeStruct(shape, hull.dtype)
     scale = hull.array.qvalue.replace(scale)  # cut like the values; Qwix's would not cut heads
     return hull.replace(how=how, array=dataclasses.replace(hull.array, scale=scale))
 
 
-def dequantized(weight):
+def dequantized(weight: Any) -> jax.Array:
     """A quantised weight as the model multiplies with it, in the dtype of its scales."""
-    parts = {part: getattr(weight.array, part).get_value() for part in ("qvalue", "scale")}
-    return dequantize(qwix.QArray(**parts, qtype=weight.how.qtype))
+    values = weight.array.qvalue.get_value()
+    scale = weight.array.scale.get_value()
+    return dequantize(qwix.QArray(qvalue=values, scale=scale, qtype=weight.how.qtype))
 
 
-def as_trained(base_dtype, dtype):
+def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
     """For `merge.run`: a function of rows [outputs, inputs] that makes them what a run trained on.
 
     Bit for bit what `load_base` stores and the model multiplies with, because no scale is shared by
@@ -279,12 +306,12 @@ def as_trained(base_dtype, dtype):
 
     def rows_as_trained(rows):
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            found = _quantize(np.asarray(rows).astype(dtype), base_dtype, (0,), tiled)
-            return np.asarray(qwix.dequantize(found)).astype(rows.dtype)
+            stored = _quantize(np.asarray(rows).astype(dtype), base_dtype, (0,), tiled)
+            return np.asarray(qwix.dequantize(stored)).astype(rows.dtype)
     return rows_as_trained
 
 
-def dequantize_into(plain, quantised):
+def dequantize_into(plain: nnx.Module, quantised: nnx.Module) -> nnx.Module:
     """Set `plain`'s weights to the dequantised ones of another model, in place; returns it."""
     modules = dict(plain.iter_modules())
     for path, module in quantised.iter_modules():
@@ -295,7 +322,7 @@ def dequantize_into(plain, quantised):
     return plain
 
 
-def answering(model):
+def answering(model: Gemma4) -> Gemma4:
     """A quantised model that runs by itself, and so does the MLP of each layer; shares its arrays.
 
     Qwix intercepts the call of one module, so each that is called from outside needs it. Inside the
@@ -308,7 +335,7 @@ def answering(model):
     return qwix.quantize_model(model, base, skip_nnx_init=True)
 
 
-def abstract_base(config, mesh, base_dtype="bfloat16"):
+def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16") -> Gemma4:
     """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
     model = gemma.abstract_base(config, mesh)
     if base_dtype == "bfloat16":
@@ -319,7 +346,8 @@ def abstract_base(config, mesh, base_dtype="bfloat16"):
     return answering(model)
 
 
-def load_base(source, config, mesh, base_dtype="bfloat16"):
+def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
+              base_dtype: str = "bfloat16") -> Gemma4:
     """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
@@ -335,14 +363,15 @@ def load_base(source, config, mesh, base_dtype="bfloat16"):
     model = gemma.load_base(source, config, host)
     modules = dict(model.iter_modules())
     for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
-        module, how = modules[path[:-1]], hull.how
+        module = modules[path[:-1]]
         weight = np.asarray(getattr(module, path[-1]).get_value())
         with jax.default_device(host.devices.flat[0]):
-            found = _quantize(weight, how.qtype, tuple(how.channelwise_axes),
-                              tuple(how.tiled_axes.items()))
+            stored = _quantize(weight, hull.how.qtype, tuple(hull.how.channelwise_axes),
+                               tuple(hull.how.tiled_axes.items()))
         for part in ("qvalue", "scale"):
             variable = getattr(hull.array, part)
-            variable.set_value(jax.device_put(
-                np.asarray(getattr(found, part)), variable.get_value().sharding))
+            sharding = variable.get_value().sharding
+            values = np.asarray(getattr(stored, part))
+            variable.set_value(jax.device_put(values, sharding))
         setattr(module, path[-1], hull)
     return gemma.place(answering(model), mesh)

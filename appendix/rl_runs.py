@@ -170,7 +170,7 @@ class Bench:
                 pair[side].set_value(jnp.asarray(adapters[f"{path}.{side}"], jnp.float32))
         _, self.start, self.frozen = nnx.split(self.model, nnx.LoRAParam, ...)
         self.learner, self.tokenizer = rl.Learner(self.model), chat.load_tokenizer(BASE)
-        self.stops = {self.tokenizer.eos_token_id, chat.special_ids(self.tokenizer)[chat.TURN_END]}
+        self.stops = chat.stop_ids(self.tokenizer)
         self.problems = rl.training_problems(plan.problems)
         self.held_out = verilog.load_problems("data/tiny_eval")
         every = [*self.problems, *self.held_out]

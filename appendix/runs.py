@@ -3,6 +3,7 @@
 A file appears when its run is complete; one that was cut off is made again from its beginning.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,7 @@ import pandas as pd
 from helpers.run import write_text
 
 
-def fill(runs, make):
+def fill(runs: Mapping[Path, tuple], make: Callable[..., str]) -> None:
     """Make the runs that are not stored.
 
     Args:
@@ -18,13 +19,16 @@ def fill(runs, make):
       make: returns the file's text.
     """
     missing = [path for path in runs if not path.exists()]
-    print("missing:", ", ".join(path.stem for path in missing) or "nothing", flush=True)
+    names = [path.stem for path in missing]
+    print("missing:", ", ".join(names) or "nothing", flush=True)
     for path in missing:
         print(f"── {path.stem}", flush=True)
         write_text(path, make(*runs[path]))
 
 
-def stored(folder, **kinds):
+def stored(folder: str | Path, **kinds: type) -> pd.DataFrame:
     """All rows of a folder's csv files as one table; `kinds` are dtypes of columns."""
-    return pd.concat([pd.read_csv(path, dtype=kinds) for path in sorted(Path(folder).glob("*.csv"))],
-                     ignore_index=True)
+    tables = []
+    for path in sorted(Path(folder).glob("*.csv")):
+        tables.append(pd.read_csv(path, dtype=kinds))
+    return pd.concat(tables, ignore_index=True)

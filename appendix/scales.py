@@ -2,7 +2,7 @@
 
     python -m appendix.scales     makes the runs that data/scales/ lacks
 
-A run is a short fine-tune of the tiny base, as in `masks.py`. Afterwards the adapters count 0 to 1.5
+A run is a short fine-tune of the tiny base, as in `masks.py`. Then the adapters count 0 to 1.5
 times as much as they did in training, and each time the model answers the 38 held-out problems
 greedily.
 """

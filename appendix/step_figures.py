@@ -3,12 +3,18 @@
 Each function makes one figure and writes it below RUN_DIR by `helpers.style.finish`.
 """
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from tpu_time import report
 from appendix import parts, steps
 from helpers import style
+from tpu_time import report
+from tpu_time.clock import Prediction
 
 COLORS = dict(zip(parts.PARTS, (
     style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
@@ -16,47 +22,56 @@ COLORS = dict(zip(parts.PARTS, (
 WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",
          "waits: all-reduce": "#FDAE6B", "waits: collective-permute": "#FDD0A2",
          "waits: all-to-all": "#FDD0A2", "waits: copy": "#FEE6CE"}
+WAITING = WAITS["waits: reduce-scatter"]  # where the kind of wait isn't told
+KINDS_OF_MEMORY = (("args_gib", style.BLUE, "arguments"), ("out_gib", style.RED, "fresh outputs"),
+                   ("temp_gib", style.ORANGE, "temporaries"))
+TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 15)  # times the published speed
+ALL = "all together"
 
 
-def legend(fig, colors):
+def legend(fig: Figure, colors: Mapping[str, str]) -> None:
     """A legend of coloured patches beside the axes: {label: color}."""
-    fig.legend([plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()], colors,
-               loc="outside right", fontsize=8)
+    patches = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
+    fig.legend(patches, colors, loc="outside right", fontsize=8)
 
 
-def draw_trace(found, name, title):
-    """The lanes of a prediction: what the chip computes, what it waits for, what is on the links."""
+def draw_trace(found: Prediction, name: str, title: str) -> None:
+    """The lanes of a prediction: what the chip computes, what it waits for, what's on the links."""
     fig, ax = style.figure(11, 2.4)
-    seen, waiting = set(), WAITS["waits: reduce-scatter"]
+    parts_seen = set()
     for event in found.events:
-        waits = event.track == "wait"
-        color = waiting if waits else COLORS.get(event.part, style.GREY)
-        lane = report.TRACKS[event.track][0]
-        ax.broken_barh([(1e3 * event.start, 1e3 * event.seconds)], (-lane - 0.4, 0.8), color=color,
-                       lw=0)
-        seen.add(None if waits else event.part)
+        if event.track == "wait":
+            color = WAITING
+        else:
+            color = COLORS.get(event.part, style.GREY)
+            parts_seen.add(event.part)
+        lane, _ = report.TRACKS[event.track]
+        milliseconds = (1e3 * event.start, 1e3 * event.seconds)
+        ax.broken_barh([milliseconds], (-lane - 0.4, 0.8), color=color, lw=0)
     lanes = dict(report.TRACKS.values())
     ax.set_yticks([-lane for lane in lanes], lanes.values())
     busy = found.compute / found.clock
     ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")
     ax.grid(axis="y", visible=False)
-    legend(fig, {part: color for part, color in COLORS.items() if part in seen}
-           | {"waits for the links": waiting})
+    shown = {part: color for part, color in COLORS.items() if part in parts_seen}
+    legend(fig, shown | {"waits for the links": WAITING})
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
 
 
-def draw_memory(table):
+def draw_memory(table: pd.DataFrame) -> None:
     """Stacked bars: arguments, fresh outputs, temporaries, against the chip's limit."""
     fig, ax = style.figure(9, 0.6 + 0.42 * len(table))
-    places, left = np.arange(len(table))[::-1], 0.0
-    for column, color, label in (("args_gib", style.BLUE, "arguments"),
-                                 ("out_gib", style.RED, "fresh outputs"),
-                                 ("temp_gib", style.ORANGE, "temporaries")):
-        ax.barh(places, table[column].fillna(0), left=left, color=color, label=label)
-        left += table[column].fillna(0)
-    limit, refused = table.limit_gib.iloc[0], table.args_gib.isna()
-    more = table.hbm_gib.fillna(1.08 * limit)[refused]  # the compiler does not always say how much
-    ax.barh(places[refused], more, color="white", edgecolor=style.GREY, hatch="///", label="refused")
+    places = np.arange(len(table))[::-1]
+    left = 0.0
+    for column, color, label in KINDS_OF_MEMORY:
+        width = table[column].fillna(0)
+        ax.barh(places, width, left=left, color=color, label=label)
+        left += width
+    limit = table.limit_gib.iloc[0]
+    refused = table.args_gib.isna()
+    needed = table.hbm_gib.fillna(1.08 * limit)[refused]  # the compiler doesn't always say how much
+    ax.barh(places[refused], needed, color="white", edgecolor=style.GREY, hatch="///",
+            label="refused")
     ax.axvline(limit, color=style.BLACK, lw=1)
     ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
                 ha="right")
@@ -67,24 +82,27 @@ def draw_memory(table):
     style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
 
 
-def draw_road(steps):
-    """Factors of `steps.road` as bars on a logarithmic axis from the published speed, 1, to ours."""
-    fig, ax = style.figure(9, 1.4 + 0.7 * (len(steps) + 1))
-    first, last = steps[0][1], steps[-1][2]
-    longest = max(steps, key=lambda step: step[2] / step[1])
-    for place, (label, start, end) in enumerate([*steps, ("all together", first, last)]):
+def draw_road(road: Sequence[tuple[str, float, float]]) -> None:
+    """Factors of `steps.road` as bars on a logarithmic axis from the published speed, 1, to ours.
+
+    Args:
+      road: (label, real tokens a second before, and after) of each stretch.
+    """
+    fig, ax = style.figure(9, 1.4 + 0.7 * (len(road) + 1))
+    _, first, _ = road[0]
+    _, _, last = road[-1]
+    for place, (_, start, end) in enumerate(road):
         color = style.GREEN if end > start else style.RED
-        color = style.BLUE if place == len(steps) else color
-        ax.barh(-place, (end - start) / first, left=start / first, color=color, height=0.6)
-        ax.annotate(f"x {end / start:.2f}", (max(start, end) / first, -place), xytext=(4, 0),
-                    textcoords="offset points", va="center", fontsize=9)
-    ax.set_yticks([-place for place in range(len(steps) + 1)],
-                  [*(label for label, _, _ in steps), "all together"])
+        _draw_stretch(ax, place, start, end, first, color)
+    _draw_stretch(ax, len(road), first, last, first, style.BLUE)
+    labels = [label for label, _, _ in road]
+    ax.set_yticks([-place for place in range(len(road) + 1)], [*labels, ALL])
+    longest, start, end = max(road, key=lambda stretch: stretch[2] / stretch[1])
     ax.set(xscale="log", xlim=(0.9, 1.4 * last / first),
            xlabel=f"times the published real tokens per second ({first:,.0f})",
-           title=f"The longest stretch is {longest[0]}: {longest[2] / longest[1]:.1f} of "
+           title=f"The longest stretch is {longest}: {end / start:.1f} of "
            f"{last / first:.1f} times the published speed")
-    ticks = [tick for tick in (1, 2, 3, 4, 5, 6, 8, 10, 15) if tick < 1.4 * last / first]
+    ticks = [tick for tick in TICKS if tick < 1.4 * last / first]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
     ax.axvline(1, color=style.GREY, lw=1)
@@ -92,26 +110,38 @@ def draw_road(steps):
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
 
-def draw_parts(predictions):
-    """The time of a micro-step by part of the model, and its waits by collective: {recipe: Prediction}."""
+def _draw_stretch(ax: Axes, place: int, start: float, end: float, first: float,
+                  color: str) -> None:
+    """One bar of the road from `start` to `end`, in units of `first`, with its factor beside it."""
+    ax.barh(-place, (end - start) / first, left=start / first, color=color, height=0.6)
+    ax.annotate(f"x {end / start:.2f}", (max(start, end) / first, -place), xytext=(4, 0),
+                textcoords="offset points", va="center", fontsize=9)
+
+
+def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
+    """The time of a micro-step by part of the model, and its waits by collective."""
     fig, ax = style.figure(11, 1.2 + 0.7 * len(predictions))
-    colors, seen = COLORS | WAITS, set()
+    colors = COLORS | WAITS
+    order = list(colors)
+    large = set()  # parts that can be seen in some bar, for the legend
+    labels = []
     for place, (recipe, found) in enumerate(predictions.items()):
-        sums, left = steps.parts_of(recipe, found).groupby("part").seconds.sum(), 0.0
-        for label in sorted(sums.index, key=[*colors].index):
-            if sums[label] > 0.002 * found.clock:
-                seen.add(label)
-            ax.barh(-place, sums[label], left=left, color=colors[label], height=0.75)
-            left += sums[label]
-    ax.set_yticks([-place for place in range(len(predictions))], [
-        f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)" for recipe in predictions])
+        sums = steps.parts_of(recipe, found).groupby("part").seconds.sum()
+        left = 0.0
+        for part in sorted(sums.index, key=order.index):
+            if sums[part] > 0.002 * found.clock:
+                large.add(part)
+            ax.barh(-place, sums[part], left=left, color=colors[part], height=0.75)
+            left += sums[part]
+        labels.append(f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)")
+    ax.set_yticks([-place for place in range(len(predictions))], labels)
     ax.set(title="One micro-step, by part of the model", xlabel="seconds")
     ax.grid(axis="y", visible=False)
-    legend(fig, {label: color for label, color in colors.items() if label in seen})
+    legend(fig, {part: color for part, color in colors.items() if part in large})
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
 
 
-def draw_anchors(rows):
+def draw_anchors(rows: pd.DataFrame) -> None:
     """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25 %."""
     rows = rows[rows.predicted_ms != ""].astype({"measured_ms": float, "predicted_ms": float})
     fig, ax = style.figure(7, 5)
@@ -121,10 +151,13 @@ def draw_anchors(rows):
                         lw=0, label=f"within {share:.0%}")
     ax.plot(ends, ends, color=style.BLACK, lw=1, label="equal")
     colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
-    for kind, group in rows.groupby(rows.slice.str.split("-").str[0]):
-        ax.scatter(group.measured_ms, group.predicted_ms, color=colors[kind], label=kind, zorder=3)
-    close = (rows.predicted_ms / rows.measured_ms - 1).abs() <= 0.10
+    kinds = rows.slice.str.split("-").str[0]
+    for kind, group in rows.groupby(kinds):
+        color = colors.get(kind, style.GREY)
+        ax.scatter(group.measured_ms, group.predicted_ms, color=color, label=kind, zorder=3)
+    miss = (rows.predicted_ms / rows.measured_ms - 1).abs()
+    close = (miss <= 0.10).sum()
     ax.set(xscale="log", yscale="log", xlabel="measured by others, ms", ylabel="predicted, ms",
-           title=f"{close.sum()} of {len(rows)} programs are within 10 %")
+           title=f"{close} of {len(rows)} programs are within 10 %")
     ax.legend(fontsize=8)
     style.finish(fig, "08_anchors", "measured: sources in data/anchors/anchors.csv")

@@ -32,13 +32,16 @@ from tunix.sft import utils as sft_utils
 
 from appendix import quantized
 from appendix.parts import part_of
-from helpers import gemma, train
+from helpers import gemma, programs, train
 from helpers.run import phase, write_text
+from tables import architecture
 from tables.hardware import SLICES
 from tpu_time import clock, compiler, fit, links, report, tape
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
+HELD_OUT = 64                  # rows that 02 left for validation, or more
+PROMPTS = (512,) * 4           # tokens of the four prompts that 03 answers before and after
 PUBLISHED_MODULES = (          # the pattern of the published script
     ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj")
 
@@ -54,6 +57,7 @@ class Recipe:
     topology: str = "v5p-8"
     size: str = "31b"
     trainer: str = "03"           # notebook 03's, or Tunix's own ("tunix")
+    micro_batches: int = 1        # of an optimizer step
     micro_batch: int = 1          # rows that are computed at once, over all chips
     sequence_length: int = 4096   # tokens of a row
     remat: str = "NONE"           # what the backward pass recomputes: NONE, BLOCK, DECODER
@@ -65,6 +69,7 @@ class Recipe:
     base_dtype: str = "bfloat16"  # how the frozen base is stored (11); or int8, nf4
     int8_products: bool = False   # its products in int8, forward and backward
     mesh: str = ""                # fsdp x tp; empty: the one that the heads allow with most tp
+    rank: int = RANK              # of the adapters
 
 
 PUBLISHED = Recipe("published", trainer="tunix", sequence_length=3072, remat="DECODER",
@@ -78,11 +83,11 @@ ROAD = {PUBLISHED: "published",
         replace(PUBLISHED, recipe="published + bfloat16, no remat", compute_dtype="bfloat16",
                 remat="NONE"): "bfloat16, no remat",
         OURS: "our step", ROWS: "mesh (4, 1)", ROWS_INT8: "int8 products"}
-ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1)
+ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1, micro_batches=2)
 DENSE = replace(OURS, recipe="two rows, dense attention", attention_block=0)
-E2B = Recipe("ours", size="e2b", sequence_length=2048, loss="1024")
-NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", sequence_length=2048, loss="1024",
-             base_dtype="nf4")
+E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="1024")
+NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
+             loss="1024", base_dtype="nf4")
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8")
 ELSEWHERE = [
     replace(E2B, topology="v6e-1"),
@@ -96,19 +101,23 @@ ELSEWHERE = [
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
-    replace(INT8, topology="v5e-8", micro_batch=2), replace(NF4, topology="v5e-8", micro_batch=2),
-    replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batch=2,
+    replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2),
+    replace(NF4, topology="v5e-8", micro_batches=1, micro_batch=2),
+    replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
             sequence_length=4096, loss="2048", remat="BLOCK"),
-    replace(INT8, topology="v5e-1", size="e2b", sequence_length=4096, loss="2048"),
-    replace(NF4, topology="v5e-1", size="e4b")]
+    replace(INT8, topology="v5e-1", size="e2b", micro_batches=4, sequence_length=4096, loss="2048"),
+    replace(NF4, topology="v5e-1", size="e4b", micro_batches=4)]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
+# What 03 takes where a slice is meant for a size (`stored.settings_here`).
+AS_03_RUNS = [OURS, ROWS, *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
 
 
 def real_tokens(recipe):
-    """Real tokens of one micro-step: positions, less padding."""
-    return recipe.micro_batch * recipe.sequence_length * recipe.fill
+    """Real tokens of what was compiled, all its micro-batches: positions, less padding."""
+    rows = recipe.micro_batches * recipe.micro_batch
+    return rows * recipe.sequence_length * recipe.fill
 
 
 # ── the steps ─────────────────────────────────────────────────────────────────────────────────────
@@ -130,18 +139,63 @@ def mesh_of(recipe, config):
     return gemma.make_mesh(config, shape, devices=compiler.devices_of(recipe.topology))
 
 
-def lower_ours(recipe, mesh, config):
-    """Notebook 03's step with one micro-batch of packed rows, lowered: traced, not yet compiled."""
-    model = quantized.abstract_base(config, mesh, recipe.base_dtype)
-    if recipe.attention_block:
-        gemma.use_block_attention(model, recipe.attention_block)
+def settings_of(recipe, fsdp):
+    """03's settings for a recipe on a mesh with so many parts of fsdp."""
+    return train.Settings(
+        rank=recipe.rank, alpha=ALPHA, rows_per_step=recipe.micro_batches * recipe.micro_batch,
+        rows_per_device=recipe.micro_batch // fsdp, dtype=recipe.compute_dtype, remat=recipe.remat,
+        attention_block=recipe.attention_block)
+
+
+def shapes_of(recipe, fsdp):
+    """The shapes of 03's programs for a recipe, as `programs.shapes_of` says them."""
+    return programs.shapes_of(settings_of(recipe, fsdp), fsdp, recipe.sequence_length,
+                              int(recipe.loss), HELD_OUT, PROMPTS)
+
+
+def recipe_for(cfg, size, topology, length, trained):
+    """The recipe, but for its label, of the step that 03 runs with these settings on a slice.
+
+    Args:
+      cfg: a `train.Settings`.
+      size, topology: of the model, and of the slice.
+      length, trained: tokens of a row, and how many of them are trained at most.
+    """
+    config = architecture.read_config(f"data/configs/gemma4_{size}.json")
+    most_tp = architecture.choose_mesh(config, SLICES[topology].chips)
+    mesh = cfg.mesh or most_tp
+    micro_batches, rows = train.micro_batches_of(cfg, mesh[0])
+    return Recipe("", topology, size, "03", micro_batches, rows, length, cfg.remat, cfg.dtype,
+                  str(trained), attention_block=cfg.attention_block,
+                  mesh="" if tuple(mesh) == most_tp else "x".join(map(str, mesh)), rank=cfg.rank)
+
+
+def stored_step(cfg, size, topology, length, trained):
+    """The stored row of exactly that step, or None."""
+    wanted = key_of(dataclasses.asdict(recipe_for(cfg, size, topology, length, trained)))[1:]
+    for row in stored_rows(FOLDER / f"{topology}_{size}.csv"):
+        if cfg.targets == gemma.TARGETS and key_of(row | dict.fromkeys(versions(), ""))[1:] == wanted:
+            return row
+    return None
+
+
+def model_of(recipe, mesh, config, program="step"):
+    """The abstract model that one of 03's programs is given: with adapters, but for the first."""
+    base = quantized.abstract_base(config, mesh, recipe.base_dtype)
     config.remat_config = RematConfig[recipe.remat]
-    provider = quantized.provider(recipe.base_dtype, RANK, ALPHA, int8_products=recipe.int8_products)
-    model = gemma.inject_lora(model, RANK, ALPHA, mesh, provider=provider)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_200)
-    optimizer = train.make_optimizer(schedule, weight_decay=0.001, max_grad_norm=1.0)
-    shape = (1, recipe.micro_batch, recipe.sequence_length)
-    return train.lower_step(model, optimizer, train.make_loss(int(recipe.loss)), mesh, shape)
+    if program == "answers before":
+        return base
+    cfg = settings_of(recipe, mesh.shape["fsdp"])
+    provider = quantized.provider(recipe.base_dtype, cfg.rank, cfg.alpha,
+                                  int8_products=recipe.int8_products)
+    return programs.adapted(base, cfg, mesh, provider)
+
+
+def lower_ours(recipe, mesh, config, program="step"):
+    """One of notebook 03's programs (`programs.PROGRAMS`), lowered: traced, not yet compiled."""
+    fsdp = mesh.shape["fsdp"]
+    model = model_of(recipe, mesh, config, program)
+    return programs.lower(program, settings_of(recipe, fsdp), shapes_of(recipe, fsdp), mesh, model)
 
 
 def lower_published(recipe, mesh, config):
@@ -361,12 +415,91 @@ def store(recipe, row):
     """Put the row of a recipe into its table; one that stood there for it is replaced."""
     path = table_path(recipe)
     rows = [old for old in stored_rows(path) if old["recipe"] != recipe.recipe]
+    write_text(path, pd.DataFrame([*rows, as_text(row)]).to_csv(index=False))
 
+
+def as_text(row):
+    """A row's values as a table holds them."""
     def text(value):
         return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+    return {name: text(value) for name, value in row.items()}
 
-    row = {name: text(value) for name, value in row.items()}
-    write_text(path, pd.DataFrame([*rows, row]).to_csv(index=False))
+
+# ── the programs beside the step ──
+
+
+OTHERS = FOLDER / "beside_the_step.csv"
+
+
+def shape_of(recipe, program, fsdp):
+    """The shapes of one of 03's programs as text: part of what a row is known by."""
+    shapes = shapes_of(recipe, fsdp)
+    if program.startswith("answers"):
+        return f"{shapes.answers[0]} x {shapes.answers[1]}, {shapes.at_once} at once"
+    if program == "evaluation":
+        return " x ".join(map(str, shapes.evaluation)) + f", {shapes.trained} trained"
+    return f"rank {recipe.rank}"
+
+
+def known_by(recipe, program):
+    """What must be equal for the stored row of a program to be valid."""
+    config = architecture.read_config(f"data/configs/gemma4_{recipe.size}.json")
+    chosen = architecture.choose_mesh(config, SLICES[recipe.topology].chips)
+    fsdp = int(recipe.mesh.split("x")[0]) if recipe.mesh else chosen[0]
+    return {"topology": recipe.topology, "size": recipe.size, "recipe": recipe.recipe,
+            "program": program, "shape": shape_of(recipe, program, fsdp)} | versions()
+
+
+def missing_programs(recipes=AS_03_RUNS):
+    """[(recipe, program)] of 03's programs, but for its step, that no stored row holds."""
+    rows = stored_rows(OTHERS)
+    missing = []
+    for recipe in recipes:
+        for program in programs.PROGRAMS:
+            known = known_by(recipe, program)
+            held = any(known.items() <= row.items() for row in rows)
+            if program != "step" and not held:
+                missing.append((recipe, program))
+    return missing
+
+
+def run_programs(wanted):
+    """Compile [(recipe, program)] and store a row of each as soon as it is known."""
+    compiler.register()
+    for recipe, program in wanted:
+        config = model_config(recipe)
+        mesh = mesh_of(recipe, config)
+        start = time.process_time()
+        with phase(f"{recipe.topology} {recipe.size}, {recipe.recipe}: {program}", every=60.0):
+            lowered = lower_ours(recipe, mesh, config, program)
+            row = known_by(recipe, program) | memory_of_program(lowered)
+        cfg = settings_of(recipe, mesh.shape["fsdp"])
+        beside = programs.beside(program, cfg, mesh, model_of(recipe, mesh, model_config(recipe)))
+        limit = SLICES[recipe.topology].chip.hbm / 2**30
+        total = row["hbm_gib"] + beside
+        row |= {"beside_gib": beside, "hbm_gib": total, "limit_gib": limit, "fits": total <= limit,
+                "compile_cpu_seconds": time.process_time() - start,
+                "date": str(datetime.date.today())}
+        key = known_by(recipe, program).items()
+        rows = [old for old in stored_rows(OTHERS) if not key <= old.items()]
+        write_text(OTHERS, pd.DataFrame([*rows, as_text(row)]).to_csv(index=False))
+        jax.clear_caches()
+        gc.collect()
+
+
+def memory_of_program(lowered):
+    """GiB of a chip that a lowered program takes, by the compiler; what it asked for if refused."""
+    try:
+        memory = lowered.compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        needed = re.search(r"(?:Used |temporaries \()([\d.]+)G", str(error))
+        return {"args_gib": None, "temp_gib": None, "hbm_gib": float(needed[1])}
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    sizes = {"args_gib": memory.argument_size_in_bytes / 2**30,
+             "temp_gib": (memory.temp_size_in_bytes + fresh) / 2**30}
+    return sizes | {"hbm_gib": sum(sizes.values())}
 
 
 # ── tables to look at ─────────────────────────────────────────────────────────────────────────────
@@ -391,6 +524,19 @@ def in_order(table, recipes):
     order = [recipe.recipe for recipe in recipes]
     return table[table.recipe.isin(order)].sort_values(
         "recipe", key=lambda names: names.map(order.index), ignore_index=True)
+
+
+def int8_at(found, share, peak):
+    """Seconds of a prediction if its int8 products reached no more than a share of their peak.
+
+    No anchor is a step with int8 products, and the compiler's cycles say 94 % of the peak for ours.
+    What such a step waits for stays as it is.
+    """
+    slower = 0.0
+    for event in found.events:
+        if event.track == "compute" and event.int8:
+            slower += max(0.0, event.int8 / (share * peak) - event.seconds)
+    return found.seconds + slower
 
 
 def road(table):

@@ -1,11 +1,10 @@
 """Short fine-tunes of the tiny base on one device, for small experiments that a page shows.
 
-02 asks what a mask in the wrong place does, 04 how strongly adapters should count, 13 starts from
-a model that was tuned on rows nobody has checked. All of them train with 03's step and loss, in
-float32, and are judged by 07's judge.
+02 asks what a mask in the wrong place does, and 04 how strongly adapters should count. Both train
+with 03's step and loss, in float32, and are judged by 07's judge.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -32,13 +31,11 @@ class Tuned:
 
     Attributes:
       model: the base with its adapters, in float32.
-      adapters: the adapters alone, as a tree.
       mesh: the one device.
       losses: of every step, nats per trained token.
     """
 
     model: Gemma4
-    adapters: nnx.State
     mesh: Mesh
     losses: list[float]
 
@@ -52,8 +49,7 @@ def plain_base() -> tuple[Gemma4, Mesh]:
     return model, mesh
 
 
-def tune(rows: Sequence[train.Batch], settings: train.Settings, steps: int, seed: int,
-         watch: Callable[[int, nnx.State], None] | None = None) -> Tuned:
+def tune(rows: train.Rows, settings: train.Settings, steps: int, seed: int) -> Tuned:
     """Train adapters for `steps` steps of `settings.rows_per_step` rows.
 
     Args:
@@ -61,7 +57,6 @@ def tune(rows: Sequence[train.Batch], settings: train.Settings, steps: int, seed
       settings: rank, alpha, rates and rows of a step; the rest isn't used.
       steps: optimizer steps; the rate's schedule ends with them.
       seed: of A's first values and of the order of the rows.
-      watch: called as watch(steps done, adapters) before the first step and after each.
     """
     model, mesh = plain_base()
     model = gemma.inject_lora(model, settings.rank, settings.alpha, mesh, seed=seed)
@@ -74,25 +69,21 @@ def tune(rows: Sequence[train.Batch], settings: train.Settings, steps: int, seed
     adapters, moments = state.adapters, state.opt_state
     losses: list[float] = []
     progress = Progress(steps, "step", every=20)
-    for number in range(steps):
-        if watch:
-            watch(number, adapters)
+    for _ in range(steps):
         with mesh:
             batch = train.to_mesh(next(batches), mesh)
             adapters, moments, metrics = step(adapters, moments, frozen, batch)
         losses.append(float(metrics["loss"]))
         progress.update(note=f"loss {losses[-1]:.3f}")
-    if watch:
-        watch(steps, adapters)
     nnx.update(model, adapters)
-    return Tuned(model, adapters, mesh, losses)
+    return Tuned(model, mesh, losses)
 
 
 def ask(model: Gemma4, mesh: Mesh, problems: Sequence[Problem], drawn: int = 0,
         seed: int = 1) -> list[list[str]]:
     """The answers to every problem: the greedy one first, then `drawn` ones at `TEMPERATURE`."""
     tokenizer = chat.load_tokenizer(BASE)
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
+    stops = chat.stop_ids(tokenizer)
     chats = [messages_for(problem, "ours", SYSTEM) for problem in problems]
     prompts = chat.render_prompts(tokenizer, chats, [False] * len(chats))
     each = 1 + drawn

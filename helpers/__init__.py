@@ -9,11 +9,11 @@
     data       rows of any form become examples (02); tools: those of chats that call functions
     packing    several examples in one row, and the folder in which 03 finds them (02)
     gemma      Tunix's Gemma 4: config, mesh, weights, adapters, greedy text (03, 04)
-    train      loss, step, loop, log and checkpoints (03)
+    train      loss, step, loop, log and checkpoints (03); track: its curves elsewhere
     answers    ask a model that is in this process (00, 03, 04)
     records    what 02, 03 and 04 leave for the pages after them
     weights    safetensors files too large to load
-    merge      adapters added to the weights, and as PEFT stores them (04)
+    merge      adapters added to the weights, and as PEFT stores them (04); four_bits: packed
 
 Importing `helpers` itself needs the standard library alone: the opening cell calls
 `helpers.machine` before anything else is there, and a page that talks HTTP to a server (05, 06, 07)

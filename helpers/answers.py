@@ -10,7 +10,7 @@ from helpers import chat, gemma
 
 
 def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: int, mesh: Mesh,
-        thinking: bool = False) -> list[str]:
+        thinking: bool = False, control: bool = False) -> list[str]:
     """Greedy answers (always the likeliest token) to chats, as text.
 
     Args:
@@ -20,8 +20,8 @@ def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: i
       limit: tokens of an answer at most.
       mesh: that the model lives on.
       thinking: as in `chat.prompt_ids`.
+      control: write control tokens, too. A call of a tool can only be read with them.
     """
-    stops = {tokenizer.eos_token_id, chat.special_ids(tokenizer)[chat.TURN_END]}
     prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
-    answers = gemma.greedy(model, prompts, limit, stops, mesh)
-    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
+    answers = gemma.greedy(model, prompts, limit, chat.stop_ids(tokenizer), mesh)
+    return [tokenizer.decode(ids, skip_special_tokens=not control) for ids in answers]

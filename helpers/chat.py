@@ -76,6 +76,16 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
     return special
 
 
+def stop_ids(tokenizer: Any) -> set[int]:
+    """Ids after which nobody wants more of an answer: `<eos>`, `<turn|>` and, where a model that
+    called a tool waits for the result, `<|tool_response>`."""
+    special = special_ids(tokenizer)
+    stops = {tokenizer.eos_token_id, special[TURN_END]}
+    if RESULT in special:
+        stops.add(special[RESULT])
+    return stops
+
+
 def template_sha256(tokenizer: Any) -> str:
     """SHA-256 of the chat template: another template is another training set."""
     return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()

@@ -5,7 +5,6 @@ Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
 """
 
 import contextlib
-import functools
 import math
 import re
 import tempfile
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tunix.models import safetensors_loader
 from tunix.models.gemma4 import model as gemma4
@@ -59,7 +59,7 @@ ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor n
 
 def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloat16",
                    **overrides: Any) -> ModelConfig:
-    """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, E2B, E4B or tiny.
+    """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, 12B, E4B, E2B or tiny.
 
     Args:
       source: a directory with a config.json, the file itself, or its content as a dict.
@@ -189,9 +189,30 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
 
 
 def place(model: AnyModel, mesh: Mesh) -> AnyModel:
-    """`on_mesh` for all variables of an NNX module, in place; returns the module."""
+    """`on_mesh` for all variables of an NNX module or optimizer, in place; returns it."""
     nnx.update(model, on_mesh(nnx.state(model), mesh))
+    if not isinstance(model, nnx.Module):  # an optimizer's state has no table
+        return model
+    for _, module in model.iter_modules():
+        if isinstance(module, Embedder) and hasattr(module, "per_layer_input_embedding"):
+            table = module.per_layer_input_embedding
+            table.set_value(_row_by_row(table.get_value()))
     return model
+
+
+def _row_by_row(table: Any) -> Any:
+    """The per-layer table of E2B and E4B [V, L layers, P] with a token's L * P numbers together.
+
+    A TPU's own choice puts the layers outermost, and every loop that looks tokens up wants the
+    tokens there. XLA then copies the table, 5 GiB of E2B's, before the loop and keeps both: on a
+    v5e chip the step of several micro-batches, the evaluation and the answers don't fit. A program
+    takes an array in the layout that it has, so it's enough to say it once, here. A CPU has it so
+    anyway.
+    """
+    together = Format(Layout((0, 1, 2)), table.sharding)
+    if isinstance(table, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(table.shape, table.dtype, sharding=together)
+    return jax.device_put(table, together)
 
 
 def gib(tree: Any) -> float:
@@ -656,39 +677,44 @@ def use_block_attention(model: Gemma4, size: int = 1_024) -> None:
 # ── Text ──
 
 
-def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
-           mesh: Mesh, temperatures: Sequence[float] | None = None, seed: int = 0
-           ) -> list[list[int]]:
-    """Continue prompts by the most likely token until a stop id; returns lists of new ids.
+@contextlib.contextmanager
+def _weights_stay(config: ModelConfig) -> Iterator[None]:
+    """Activations are cut so that no weight has to travel: for answers, a token at a time.
 
-    One compiled loop with a KV cache. It also reads the prompt token by token: slower than a
-    prefill, but it needs no second program and no padding on the left.
-
-    Args:
-      model: a Tunix Gemma 4, with or without adapters.
-      prompts: lists of token ids.
-      max_new_tokens: at most so many new tokens each.
-      stop_ids: ids that end a text (kept as the last id).
-      mesh: the mesh that the model lives on.
-      temperatures: one per prompt, to draw tokens instead (0: the most likely); `seed` decides.
+    While a model trains on a mesh with `fsdp`, a chip keeps its rows and gathers the weights. One
+    token of a few rows is some kilobytes, and gathering the weights for each token takes twenty
+    times as long as reading them. So here a chip multiplies its own part of each weight by the
+    numbers that meet it, and what is added up over the links are the tokens' sums.
     """
-    tokens, lengths = _rows_of(prompts, max_new_tokens, mesh.shape["fsdp"])
-    rows, total = tokens.shape
-    heat = np.asarray(temperatures or [0.0], np.float32)
-    heat = np.resize(heat, (rows, 1))  # [B, 1]
-    graph, state = nnx.split(model)
-    last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
+    before = config.shd_config
+    config.shd_config = replace(before, act_btd=(None, None, "fsdp"))
+    try:
+        yield
+    finally:
+        config.shd_config = before
+
+
+def answer_program(model: Gemma4, mesh: Mesh, at_once: int, stop_ids: Collection[int],
+                   heat: np.ndarray | None = None, seed: int = 0) -> Any:
+    """The program of `greedy`: (weights, tokens [B, T], lengths [B], last [B]) -> tokens [B, T].
+
+    It is compiled, or lowered by 08, inside `with mesh`. `at_once` tokens are read in one pass (0:
+    none), `last` are the places of the last tokens wanted, `heat` [B, 1] are temperatures.
+    """
+    graph, config = nnx.graphdef(model), model.config
     stops = np.array(sorted(stop_ids), np.int32)
 
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))  # on every host
-    def loop(state: Any, tokens: Array, lengths: Array, last: Array) -> Array:
-        def step(carry: tuple) -> tuple:
-            at, tokens, cache, done = carry
+    def program(state: Any, tokens: Array, lengths: Array, last: Array) -> Array:
+        rows, total = tokens.shape
+
+        def read(tokens: Array, places: Array, cache: Any, seen: Array) -> tuple[Array, Any]:
             model = nnx.merge(graph, state)  # here, not outside: Qwix notes things on its modules
-            seen = jnp.tile(jnp.arange(total) <= at, (rows, 1, 1))
-            logits, cache = model(tokens[:, at][:, None], jnp.full((rows, 1), at), cache, seen)
+            return model(tokens, places, cache, seen, decode_only_last_token=True)
+
+        def choose(at: Any, tokens: Array, read: tuple[Array, Any], done: Array) -> tuple:
+            logits, cache = read
             scores = logits[:, -1].astype(jnp.float32)
-            if temperatures:  # the largest of scores plus such noise is a draw from their softmax
+            if heat is not None:  # the largest of scores plus such noise: a draw from a softmax
                 noise = jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
                 scores += heat * noise
             new = jnp.argmax(scores, axis=-1).astype(jnp.int32)
@@ -699,13 +725,55 @@ def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Colle
             done |= ~reading & is_last
             return place, tokens.at[:, place].set(new), cache, done
 
-        cache = nnx.merge(graph, state).init_cache(rows, total, model.config.dtype)
-        carry = (0, tokens, cache, jnp.zeros(rows, bool))
-        _, tokens, _, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, carry)
-        return tokens
+        def step(carry: tuple) -> tuple:
+            at, tokens, cache, done = carry
+            seen = jnp.tile(jnp.arange(total) <= at, (rows, 1, 1))
+            token = tokens[:, at][:, None]
+            found = read(token, jnp.full((rows, 1), at), cache, seen)
+            return choose(at, tokens, found, done)
 
+        cache = nnx.merge(graph, state).init_cache(rows, total, config.dtype)
+        carry = (0, tokens, cache, jnp.zeros(rows, bool))
+        if at_once > 1:
+            places = jnp.tile(jnp.arange(at_once), (rows, 1))
+            seen = jnp.tile(jnp.tril(jnp.ones((at_once, total), bool)), (rows, 1, 1))
+            found = read(tokens[:, :at_once], places, cache, seen)
+            carry = choose(at_once - 1, tokens, found, carry[3])
+        return jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, carry)[1]
+
+    def placed(*arguments: Any) -> Array:
+        with _weights_stay(config):
+            return program(*arguments)
+
+    everywhere = NamedSharding(mesh, PartitionSpec())  # on every host
+    return jax.jit(placed, out_shardings=everywhere)
+
+
+def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
+           mesh: Mesh, temperatures: Sequence[float] | None = None, seed: int = 0
+           ) -> list[list[int]]:
+    """Continue prompts by the most likely token until a stop id; returns lists of new ids.
+
+    One compiled program with a KV cache. It reads in one pass what all prompts have room for (as
+    many tokens as the shortest has, in sixteens); then a loop goes on token by token, through the
+    rest of the longer prompts, too.
+
+    Args:
+      model: a Tunix Gemma 4, with or without adapters.
+      prompts: lists of token ids.
+      max_new_tokens: at most so many new tokens each.
+      stop_ids: ids that end a text (kept as the last id).
+      mesh: the mesh that the model lives on.
+      temperatures: one per prompt, to draw tokens instead (0: the most likely); `seed` decides.
+    """
+    tokens, lengths = _rows_of(prompts, max_new_tokens, mesh.shape["fsdp"])
+    heat = None
+    if temperatures:
+        heat = np.resize(np.asarray(temperatures, np.float32), (len(tokens), 1))
+    last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
+    program = answer_program(model, mesh, read_at_once(lengths), stop_ids, heat, seed)
     with mesh:
-        filled = np.asarray(loop(state, tokens, lengths, last))
+        filled = np.asarray(program(nnx.state(model), tokens, lengths, last))
     answers = []
     for row, start in zip(filled[:len(prompts)], lengths):
         answer = row[start:start + max_new_tokens]
@@ -713,16 +781,23 @@ def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Colle
     return answers
 
 
-def _rows_of(prompts: Prompts, max_new_tokens: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens [B, T], lengths [B]) of prompts, as many rows as `parts` divides.
+def read_at_once(lengths: np.ndarray) -> int:
+    """Tokens that are read in one pass: the shortest prompt's, in sixteens (few programs)."""
+    return int(lengths.min()) // 16 * 16
 
-    The last prompt fills the rows that are left over. T leaves room for the new tokens.
-    """
-    count = math.ceil(len(prompts) / parts) * parts
+
+def answer_shape(lengths: Sequence[int], max_new_tokens: int, parts: int) -> tuple[int, int]:
+    """[B, T] of prompts with their answers: rows that `parts` divides, room for the new tokens."""
+    rows = math.ceil(len(lengths) / parts) * parts
+    total = math.ceil((max(lengths) + max_new_tokens) / 64) * 64  # few different shapes to compile
+    return rows, total
+
+
+def _rows_of(prompts: Prompts, max_new_tokens: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens [B, T], lengths [B]) of prompts; the last one fills the rows that are left over."""
+    count, total = answer_shape([len(prompt) for prompt in prompts], max_new_tokens, parts)
     padded = list(prompts) + [prompts[-1]] * (count - len(prompts))
     lengths = np.array([len(row) for row in padded], np.int32)
-    longest = int(lengths.max()) + max_new_tokens
-    total = math.ceil(longest / 64) * 64  # few different shapes to compile
     tokens = np.zeros((count, total), np.int32)
     for row, prompt in zip(tokens, padded):
         row[:len(prompt)] = prompt

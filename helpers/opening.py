@@ -12,9 +12,9 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
-from helpers import run
+from helpers import run, track
 from helpers.run import UserError, run_dir, size
-from tables import hardware
+from tables import hardware, kaggle
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-checkpoint",
@@ -41,6 +41,9 @@ def machine(devices: int = 0, always: str = "") -> None:
         os.environ["RUN_DIR"] = os.path.abspath(os.path.expanduser(os.environ["RUN_DIR"]))
     os.chdir(ROOT)
     run.one_line_errors()
+    if kaggle.on_kaggle():
+        for line in kaggle.mend():
+            print(line)
     install()
     start(devices, always)
 
@@ -50,6 +53,8 @@ def start(devices: int = 0, always: str = "") -> None:
     quiet()
     if always:
         os.environ["SIZE"] = always
+    if kaggle.on_kaggle() and size() != "tiny":
+        _on_a_v5e_8()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free / 2**30
@@ -65,10 +70,24 @@ def start(devices: int = 0, always: str = "") -> None:
         run.writing()
 
 
+def _on_a_v5e_8() -> None:
+    """Refuse a Kaggle session without its TPU, and put the run where there's room for it.
+
+    Raises:
+      UserError: there's no TPU, or less than a v5e-8.
+    """
+    why = kaggle.refusal(hardware.here())
+    if why:
+        raise UserError(f"{why}.")
+    # What persists there has 20 GB; a merged 31B has 62, and the other disk has a terabyte.
+    os.environ.setdefault("RUN_DIR", f"{tempfile.gettempdir()}/gemma4-{size()}")
+
+
 def install() -> None:
     """Bring the packages of this Python to the series' pinned versions, where that is ours to do.
 
-    That is Colab, the .venv of setup.sh, and any Python that setup.sh was told to install into.
+    That is Colab, Kaggle, the .venv of setup.sh, and any Python that setup.sh was told to install
+    into.
 
     Raises:
       UserError: this is somebody else's Python, and nothing was changed; or all is installed, but
@@ -77,7 +96,8 @@ def install() -> None:
     environment = ROOT / ".venv"
     ours = environment.exists() and os.path.samefile(sys.prefix, environment)
     told = any(Path(sys.prefix).glob(".gemma4-on-tpu-t[pr]*"))  # setup.sh's stamps: train, tpu
-    if not (ours or told or "COLAB_RELEASE_TAG" in os.environ):
+    lent = "COLAB_RELEASE_TAG" in os.environ or kaggle.on_kaggle()
+    if not (ours or told or lent):
         first = "" if environment.exists() else f"make it (cd {ROOT} && ./setup.sh train), then "
         raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. "
                         f"The series has its own: {first}choose {environment}/bin/python as the "
@@ -93,15 +113,18 @@ def install() -> None:
     if old:
         raise UserError(f"all is installed, but this kernel began with older versions of "
                         f"{', '.join(old)}. Restart it, once: in Colab choose Runtime, Restart "
-                        "session and run all.")
+                        "session and run all; on Kaggle Run, Restart & clear cell outputs, then "
+                        "Run All.")
 
 
 def quiet() -> None:
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
                         ("TOKENIZERS_PARALLELISM", "true"), ("TRANSFORMERS_VERBOSITY", "error"),
-                        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("WANDB_MODE", "disabled")):
+                        ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
         os.environ.setdefault(name, value)
+    if track.choice() != "wandb":  # Tunix would ask W&B by itself
+        os.environ.setdefault("WANDB_MODE", "disabled")
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     warnings.filterwarnings("ignore", message="`with mesh:`")  # where Tunix looks for its mesh
     for name in ("absl", "jax"):

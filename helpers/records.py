@@ -4,15 +4,12 @@ A record is read with `load`, which checks it, and written with `save`. On disk 
 that people can read, with the same names. Standard library only: 05, 06 and 07 read it, too.
 """
 
-import dataclasses
-import json
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from helpers.run import UserError, require, run_dir, write_json
+from helpers.run import UserError, require, run_dir
+from tables import files, records
 
 # ── What all records can do ──
 
@@ -43,10 +40,7 @@ class Record:
         if where is None or path.is_dir():
             path = path.joinpath(*cls.PLACE)
         require(path, cls.PAGE)
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError, IsADirectoryError) as error:
-            raise _refusal(path, f"is not valid JSON ({error})", cls.PAGE) from error
+        value = files.read_json(path, cls._fix(cls.PAGE))
         return cls.from_json(value, path)
 
     @classmethod
@@ -69,95 +63,31 @@ class Record:
         Raises:
           UserError: as for `load`.
         """
-        page = page or cls.PAGE
-        if not isinstance(value, dict):
-            raise _refusal(source, f"holds {_shown(value)} instead of an object with fields", page)
-        kinds = typing.get_type_hints(cls)
-        given = {}
-        for field in dataclasses.fields(cls):
-            if field.name in value:
-                given[field.name] = _checked(
-                    field.name, value[field.name], kinds[field.name], source, page)
-            elif field.default is dataclasses.MISSING:
-                raise _refusal(source, f"has no {field.name!r}", page)
-        return cls(**given)
+        try:
+            return records.from_json(cls, value)
+        except records.Misfit as error:
+            raise UserError(f"{source} {error}. {cls._fix(page or cls.PAGE)}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """The record as JSON holds it, names in the order of the fields."""
-        written = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                written[field.name] = value.to_json() if isinstance(value, Record) else value
-        return written
+        """The record as JSON holds it, names in the order of the fields.
+
+        Raises:
+          TypeError: a field has a value of another type than it says; that's a bug of ours.
+        """
+        return records.to_json(self)
 
     def save(self, where: str | Path | None = None) -> None:
         """Write the record to a file, or to its place below the run directory at hand.
 
         Raises:
-          TypeError: a field has a value of another type than it says; that's a bug of ours.
+          TypeError: see `to_json`.
         """
-        kinds = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), kinds[field.name]
-            if not _fits(value, kind):
-                raise TypeError(f"{type(self).__name__}.{field.name} is {_shown(value)}, which "
-                                f"should be {_named(kind)}")
-        write_json(where or run_dir(*self.PLACE), self.to_json())
+        files.write_json(where or run_dir(*self.PLACE), self.to_json())
 
-
-def _refusal(source: str | Path, what: str, page: str) -> UserError:
-    return UserError(f"{source} {what}. It's damaged, or from another version of this "
-                     f"repository. Run {page} again, which writes it.")
-
-
-def _checked(name: str, value: Any, kind: Any, source: str | Path, page: str) -> Any:
-    """The value of a field: a record where the field is one, else the value itself."""
-    if isinstance(kind, type) and issubclass(kind, Record):
-        return kind.from_json(value, f"{source}, {name!r},", page)
-    if not _fits(value, kind):
-        what = f"has {_shown(value)} as {name!r}, which should be {_named(kind)}"
-        raise _refusal(source, what, page)
-    return value
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value has the type of an annotation: a plain class, a union, `list` or `dict`."""
-    if kind is Any:
-        return True
-    if isinstance(kind, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(kind))
-    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if origin is float:  # JSON has no type of its own for whole numbers
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if origin is int:  # in Python, True is an int
-        return isinstance(value, int) and not isinstance(value, bool)
-    if not isinstance(value, origin):
-        return False
-    if origin is dict and parts:
-        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items())
-    if origin is list and parts:
-        return all(_fits(item, parts[0]) for item in value)
-    return True
-
-
-WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
-         dict: "an object", list: "a list", type(None): "null"}
-
-
-def _named(kind: Any) -> str:
-    """An annotation in words."""
-    if isinstance(kind, types.UnionType):
-        return " or ".join(_named(part) for part in typing.get_args(kind))
-    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if parts and parts[-1] is not Any:
-        return f"{WORDS[origin]} of which each value is {_named(parts[-1])}"
-    return WORDS.get(origin, origin.__name__)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    @staticmethod
+    def _fix(page: str) -> str:
+        return (f"It's damaged, or from another version of this repository. Run {page} again, "
+                "which writes it.")
 
 
 # ── What the pages leave ──

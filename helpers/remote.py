@@ -5,10 +5,11 @@ back by `gcloud storage rsync` (scripts/vm.sh), checkpoints go there by Orbax it
 """
 
 import contextlib
+import fnmatch
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
 Fetch = Callable[[list[str]], None]
 OUR_COPY = Path("runs/verilog-eval")
-FILES, WEIGHTS = ["*.json", "*.jinja", "tokenizer*"], ["*.safetensors"]  # of a model
+SMALL = ("*.json", "*.jinja", "tokenizer*")  # a model's files that aren't weights
 
 
 def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
@@ -26,8 +27,8 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
 
     Remote models go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
     Without `weights` only config, tokenizer and chat template are fetched; without `fetch` nothing
-    is, but what would be refused is refused now. Of several processes one fetches, and the others
-    wait for it.
+    is but the index of the weights, and what would be refused is refused now. Of several processes
+    one fetches, and the others wait for it.
 
     Raises:
       UserError: nothing is there, or there is no room.
@@ -36,7 +37,6 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
     if Path(text).is_dir():
         return Path(text)
     from filelock import FileLock
-    from huggingface_hub.utils import filter_repo_objects
     if "://" not in text and (text.count("/") != 1 or local_path(text)):
         raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
     inner = text.rpartition("://")[2].strip("/")
@@ -51,8 +51,9 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
         sizes, download = _in_bucket(text, target) if "://" in text else _on_hub(text, target)
         if "config.json" not in sizes:
             raise UserError(f"{text} is empty, or has no config.json: it holds no model.")
-        patterns = FILES + WEIGHTS if weights else FILES
-        names = list(filter_repo_objects(sizes, allow_patterns=patterns))
+        names = [name for name in sizes if _is_small(name)]
+        if weights:
+            names += _weights_of(text, sizes, target, download)
         size = sum(sizes[name] for name in names)
         room(target, size - _bytes_below(target), f"the weights of {text}",
              "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
@@ -61,6 +62,30 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
                 download(names)
             (whole if weights else small).touch()
     return target
+
+
+def _is_small(name: str) -> bool:
+    """Whether a file of a model is one that we need beside the weights; folders in it aren't."""
+    return "/" not in name and any(fnmatch.fnmatch(name, pattern) for pattern in SMALL)
+
+
+def _weights_of(source: str, sizes: Mapping[str, int], target: Path, download: Fetch) -> list[str]:
+    """The names of a remote model's weights, by the rule of `weights.files_of`.
+
+    Its index is fetched into `target` first, because it says which files they are.
+
+    Raises:
+      UserError: the index can't be used, or a file that it names isn't there.
+    """
+    from helpers import weights
+    if weights.INDEX in sizes:
+        download([weights.INDEX])
+    names = weights.names_of(target)
+    for name in names:
+        if name not in sizes:
+            by = "its index names" if weights.INDEX in sizes else "a model without an index has"
+            raise UserError(f"{source} lacks {name}, which {by}. Take another copy of this model.")
+    return names
 
 
 def _bytes_below(folder: Path) -> int:
@@ -178,4 +203,5 @@ def _refusals(address: Path | str) -> Iterator[None]:
     except Exception as error:  # each kind of storage has errors of its own
         raise UserError(f"{address} refuses us: {(str(error) or repr(error))[:200]}\nDoes the "
                         "bucket exist, and may this machine's service account write to it "
-                        "(roles/storage.objectUser)? docs/RENTING.md has both commands.") from error
+                        "(roles/storage.objectUser)? docs/MACHINES.md has both commands."
+                        ) from error

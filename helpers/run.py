@@ -1,4 +1,4 @@
-"""One size dial, one run directory with one writer, whole files, and what they were made from."""
+"""One size dial, one run directory with one writer, whole folders, and what they were made from."""
 
 import contextlib
 import datetime
@@ -15,24 +15,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
-from tables import hardware
+from tables import files, hardware
 from tables.errors import UserError
+from tables.files import atomic_file as atomic_file  # these three for all who write into a run
+from tables.files import write_json as write_json
+from tables.files import write_text as write_text
 
 # A new size is one entry here, and in `tables.hardware.SLICES` where it is taken by itself.
 SIZES = {
     "tiny": "the tiny Gemma 4 in assets/: any laptop, Colab CPU or CI machine",
     "e2b": "google/gemma-4-E2B-it on one TPU chip (v5e-1, v6e-1)",
     "31b": "google/gemma-4-31B-it on a v5p-8 (training) and a v6e-8 (serving)",
-}
-# What to do where the system lets us not write, by its reason. `setting` names that place.
-CURES = {
-    errno.ENOSPC: "Free some space there, or set {setting} to a larger disk",
-    errno.EDQUOT: "Your quota is used up: delete something there, or set {setting} to another disk",
-    errno.EROFS: "Set {setting} to a disk that can be written",
-    errno.EACCES: "Make it yours (sudo chown -R $USER), or set {setting} to a folder of yours",
-    errno.EPERM: "It is protected from changes. Set {setting} to a folder of yours",
 }
 # Folders of a run that are replaced as a whole, with a file by which we know that one is ours.
 REPLACED = {"data": "meta.json", "merged": "config.json", "adapter": "adapter_config.json"}
@@ -68,10 +63,7 @@ def what_to_do(error: BaseException) -> str:
         setting = "RUN_DIR"
     else:
         setting = _setting_of(place)
-    if number not in CURES or not setting:
-        return ""
-    cure = CURES[number].format(setting=setting)
-    return f"{place} cannot be written ({os.strerror(number)}). {cure}, then run this again."
+    return files.refusal(number, place, setting) if setting else ""
 
 
 def _setting_of(name: object) -> str:
@@ -307,46 +299,15 @@ def writing() -> None:
         shell.events.register("post_run_cell", lambda result: lock.release())
 
 
-# -- Whole files --------------------------------------------------------------------------------
-
-@contextlib.contextmanager
-def atomic_file(path: Path | str) -> Iterator[BinaryIO]:
-    """Yield a binary file beside `path`; it becomes `path` only when the block succeeds."""
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(beside, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def write_text(path: Path | str, text: str) -> None:
-    """Write text beside `path`, then rename: a reader never sees half a file."""
-    with atomic_file(path) as file:
-        file.write(text.encode())
-
-
-def write_json(path: Path | str, value: Any) -> None:
-    """Write JSON atomically, keys in the order given, with a final newline."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
+# -- Whole folders ------------------------------------------------------------------------------
 
 def read_json(path: Path | str) -> Any:
-    """Read a JSON file.
+    """Read a JSON file that a page wrote.
 
     Raises:
       UserError: it is not JSON, for example because a disk was full.
     """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON or of UTF-8
-        raise UserError(f"{path} is not valid JSON ({error}). Delete it and run the notebook "
-                        "that writes it again.") from error
+    return files.read_json(path, "Delete what is there, and run the notebook that writes it again.")
 
 
 @contextlib.contextmanager

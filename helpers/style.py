@@ -30,6 +30,13 @@ def words(frame: pd.DataFrame) -> Any:
     return frame.style.hide(axis="index").set_table_styles(styles)
 
 
+def folded(title: str, frame: pd.DataFrame) -> None:
+    """Show a table of words that opens when its title is clicked."""
+    from IPython.display import HTML, display
+    table = words(frame).to_html()
+    display(HTML(f"<details><summary>{html.escape(title)}</summary>{table}</details>"))
+
+
 LOOK: dict[Any, Any] = {
     "figure.dpi": 100,
     "figure.constrained_layout.use": True,

@@ -6,7 +6,8 @@ from typing import Any
 
 from tables.texts import text_problem
 
-MISMATCH = "calls and results do not belong together"
+NO_RESULT = "a call without its result"
+NO_CALL = "a result without its call"
 
 Row = dict[str, Any]
 
@@ -17,14 +18,19 @@ def tools_of(row: Row) -> tuple[list[Row], str]:
     Files also hold them as one JSON text, or without the outer object.
     """
     tools = _from_json(row.get("tools")) or []
-    if not isinstance(tools, list):
-        return [], "tools are not a list"
+    if problem := _list_problem("tools", tools):
+        return [], problem
     known = []
     for tool in tools:
         function = _function_of(tool)
         if function is None:
             return [], "a tool without a name"
-        known.append({"type": "function", "function": _without_nulls(function)})
+        function = _without_nulls(function)
+        if "parameters" in function:
+            function["parameters"] = _from_json(function["parameters"])
+            if problem := _schema_problem(function["parameters"]):
+                return [], problem
+        known.append({"type": "function", "function": function})
     return known, _unicode_problem("tools", known)
 
 
@@ -33,16 +39,18 @@ def calls_of(message: Row) -> tuple[list[Row], str]:
     if message.get("function_call"):
         return [], "function_call, the old form of tool_calls"
     calls = _from_json(message.get("tool_calls")) or []
-    if not isinstance(calls, list):
-        return [], "tool_calls are not a list"
+    if problem := _list_problem("tool_calls", calls):
+        return [], problem
     if calls and message["role"] != "assistant":
-        return [], MISMATCH
+        return [], "a call that is not the assistant's"
     known = []
     for place, call in enumerate(calls):
         function = _function_of(call)
         if function is None:
             return [], "a call without a name"
         arguments = _from_json(function.get("arguments")) or {}
+        if isinstance(arguments, str):
+            return [], "a call's arguments are not JSON"
         if not isinstance(arguments, dict):
             return [], "a call's arguments are not an object"
         known.append({
@@ -68,8 +76,10 @@ def order_problem(messages: Sequence[Row]) -> str:
         if role == "system" and message is messages[0]:
             continue
         if role != expected:
-            if "tool" in (role, expected):
-                return MISMATCH
+            if role == "tool":
+                return NO_CALL
+            if expected == "tool":
+                return NO_RESULT
             return "user and assistant do not take turns"
         if role == "user":
             expected = "assistant"
@@ -100,7 +110,7 @@ def name_results(messages: Sequence[Row]) -> str:
         elif message["role"] == "tool":
             answered = message.get("tool_call_id") or next(iter(waiting))
             if answered not in waiting:
-                return MISMATCH
+                return NO_CALL
             message["tool_call_id"] = answered
             message["name"] = waiting.pop(answered)
     return ""
@@ -116,6 +126,26 @@ def _function_of(value: Any) -> Row | None:
     if text_problem({"name": function.get("name")}):
         return None
     return function
+
+
+def _list_problem(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return f"{name} are a text that is not JSON"
+    if not isinstance(value, list):
+        return f"{name} are not a list"
+    return ""
+
+
+def _schema_problem(schema: Any) -> str:
+    """Why a chat template can't write these parameters of a tool, or ""."""
+    if isinstance(schema, str):
+        return "a tool's parameters are not JSON"
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return "a tool's parameters are not a JSON schema"
+    if not all(isinstance(inner, dict) for inner in properties.values()):
+        return "a tool's parameters are not a JSON schema"
+    return ""
 
 
 def _from_json(value: Any) -> Any:

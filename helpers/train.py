@@ -6,15 +6,16 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax
 import grain
@@ -24,10 +25,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pandas as pd
+from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import chat, gemma, remote, weights
+from helpers import chat, gemma, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
@@ -164,6 +166,14 @@ class Batch:
     positions: jax.Array    # [M, B, T] int32, from 0 in every example
 
 
+class Rows(Protocol):
+    """What Grain reads from: rows by their number, each a `Batch` of [T] arrays."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Batch: ...
+
+
 class PackedRows:
     """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays."""
 
@@ -198,7 +208,7 @@ def micro_batches_of(cfg: Settings, fsdp: int) -> tuple[int, int]:
     return cfg.rows_per_step // micro_rows, micro_rows
 
 
-def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
+def make_dataset(rows: Rows, micro_batches: int, micro_rows: int,
                  seed: int) -> grain.IterDataset:
     """An endless, shuffled, seekable stream of the batches of the steps."""
     dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
@@ -206,7 +216,7 @@ def make_dataset(rows: Sequence[Batch], micro_batches: int, micro_rows: int,
     return dataset.batch(micro_batches, drop_remainder=True).to_iter_dataset()
 
 
-def validation_batch(rows: Sequence[Batch], count: int, micro_rows: int) -> Batch:
+def validation_batch(rows: Rows, count: int, micro_rows: int) -> Batch:
     """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
     chosen = [rows[place] for place in range(min(count, len(rows)))]
     empty = jax.tree.map(np.zeros_like, chosen[0])
@@ -229,6 +239,15 @@ def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
     def spread(array):
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     return jax.tree.map(spread, batch)
+
+
+def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
+    """What `to_mesh` makes of a batch of `shape` [M, B, T], without its numbers."""
+    sharding = NamedSharding(mesh, ROWS)
+    columns = {}
+    for field, kind in COLUMNS.items():
+        columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+    return Batch(**columns)
 
 
 # ── Loss ──
@@ -268,6 +287,46 @@ class TokenLosses(NamedTuple):
     at: jax.Array      # [B, K] int32: the token at `at + 1` was predicted from position `at`
 
 
+def cross_entropy(model: nnx.Module, hidden: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of hidden states [B, K, D] and the tokens [B, K] that they should predict. [B, K] float32"""
+    with jax.named_scope("output_matrix"):
+        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+        # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
+        logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
+    if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
+        logits = jnp.tanh(logits / cap) * cap
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def chunk_of(row_length: int) -> int:
+    """Positions of a row whose logits may exist at once: half a row's, 1,024 at least."""
+    return max(1_024, row_length // 2)
+
+
+def in_chunks(function: Callable[..., jax.Array], most: int, *arrays: jax.Array) -> jax.Array:
+    """`function` of arrays [B, K, ...], at most `most` of K at a time; returns its [B, K].
+
+    Logits are the largest arrays of a step. A chunk's are forgotten as soon as its losses are
+    known, and computed again for the gradient, so answers that fill whole rows need no more memory
+    than answers that fill half of them. Where K is one chunk, nothing is computed twice.
+    """
+    rows, places = arrays[0].shape[:2]
+    count = -(-places // most)
+    if count == 1:
+        return function(*arrays)
+    size = -(-places // (count * 128)) * 128
+
+    def cut(array: jax.Array) -> jax.Array:
+        """[B, K, ...] -> [chunks, B, size, ...], zeros behind the last."""
+        missing = count * size - places
+        padded = jnp.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(rows, count, size, *array.shape[2:]), 1, 0)
+
+    forgetful = jax.checkpoint(lambda pieces: function(*pieces))
+    found = jax.lax.map(forgetful, tuple(cut(array) for array in arrays))
+    return jnp.moveaxis(found, 0, 1).reshape(rows, -1)[:, :places]
+
+
 def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
     """Cross-entropy of the trained tokens, at most `capacity` (K) of a row."""
     with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
@@ -277,13 +336,8 @@ def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
         weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)
         labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
         hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
-        with jax.named_scope("output_matrix"):
-            logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
-            # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
-            logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
-        if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
-            logits = jnp.tanh(logits / cap) * cap
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        most = chunk_of(rows.tokens.shape[1])
+        loss = in_chunks(functools.partial(cross_entropy, model), most, hidden, labels)
     return TokenLosses(loss, weight, at)
 
 
@@ -323,13 +377,17 @@ def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, warmup, steps)
 
 
+# Its name is part of the recipe: no checkpoint of another optimizer is continued.
+OPTIMIZER = optax.adamw
+
+
 def make_optimizer(schedule: optax.Schedule, weight_decay: float,
                    max_grad_norm: float) -> optax.GradientTransformation:
     """Clip the step's whole gradient, then AdamW; the learning rate stays readable for the log."""
-    def clipped_adamw(learning_rate):
+    def clipped(learning_rate):
         clip = optax.clip_by_global_norm(max_grad_norm)
-        return optax.chain(clip, optax.adamw(learning_rate, weight_decay=weight_decay))
-    return optax.inject_hyperparams(clipped_adamw)(learning_rate=schedule)
+        return optax.chain(clip, OPTIMIZER(learning_rate, weight_decay=weight_decay))
+    return optax.inject_hyperparams(clipped)(learning_rate=schedule)
 
 
 def make_micro_loss(model: nnx.Module, loss_fn: Loss) -> Callable:
@@ -398,6 +456,17 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     return options or None
 
 
+def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
+    """`make_eval_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU."""
+    return jax.jit(make_eval_step(model, loss_fn))
+
+
+def jit_optimizer_state(optimizer: optax.GradientTransformation, hull: Tree) -> Any:
+    """The optimizer's beginning for adapters, to be compiled; `hull` says where its arrays lie."""
+    shardings = jax.tree.map(lambda array: array.sharding, hull)
+    return jax.jit(optimizer.init, out_shardings=shardings)
+
+
 def jit_train_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss,
                    state: "State", options: dict[str, Any] | None = None) -> Callable:
     """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
@@ -422,13 +491,9 @@ def lower_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_
     TPU the compiler will be asked for what `compiler_options` says.
     """
     state, frozen = start(model, optimizer, mesh)
-    sharding = NamedSharding(mesh, ROWS)
-    columns = {}
-    for field, kind in COLUMNS.items():
-        columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
     step: Any = jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh))
     with mesh:
-        return step.lower(state.adapters, state.opt_state, frozen, Batch(**columns))
+        return step.lower(state.adapters, state.opt_state, frozen, abstract_batch(shape, mesh))
 
 
 def compile_ahead(lowered: jax.stages.Lowered) -> Future:
@@ -530,9 +595,12 @@ def start(model: nnx.Module, optimizer: optax.GradientTransformation,
     hull = gemma.on_mesh(jax.eval_shape(optimizer.init, adapters), mesh)
     if isinstance(jax.tree.leaves(adapters)[0], jax.ShapeDtypeStruct):
         return State(0, adapters, hull), frozen
-    shardings = jax.tree.map(lambda array: array.sharding, hull)
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings)(adapters)
-    return State(0, adapters, opt_state), frozen
+    return State(0, adapters, jit_optimizer_state(optimizer, hull)(adapters)), frozen
+
+
+# Of these a checkpoint has at least one, however badly it's damaged: what `save` puts into it, and
+# Orbax's own notes.
+MADE_BY_ORBAX = {"model_params", "optimizer_state", "_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
 def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
@@ -546,6 +614,44 @@ def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
     options = ocp.CheckpointManagerOptions(
         save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True)
     return ocp.CheckpointManager(folder, options=options)
+
+
+def throw_away(folder: str | os.PathLike) -> None:
+    """Delete a folder of checkpoints, local or gs://, if checkpoints are all that's in it.
+
+    On several hosts the first one deletes, and all of them wait until it has.
+
+    Raises:
+      UserError: something else lies there, so the folder isn't ours. Nothing was deleted.
+    """
+    path = epath.Path(folder)
+    if path.exists():
+        for entry in sorted(path.iterdir()):
+            _only_checkpoint(entry)
+    _wait_for_all_hosts("the old checkpoints were looked at")
+    if path.exists() and jax.process_index() == 0:
+        path.rmtree()
+    _wait_for_all_hosts("the old checkpoints are gone")
+
+
+def _wait_for_all_hosts(what: str) -> None:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+        multihost_utils.sync_global_devices(what)
+
+
+def _only_checkpoint(path: epath.Path) -> None:
+    """Refuse a file or folder that Orbax can't have made: it isn't ours to delete or to replace.
+
+    Orbax makes a folder for each step. It may be finished, torn by a disk, or never finished.
+    """
+    step, unfinished, _ = path.name.partition(".orbax-checkpoint-tmp")
+    if step.isdecimal() and path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        if unfinished or not names or names & MADE_BY_ORBAX:
+            return
+    raise UserError(f"{path} isn't a checkpoint, so its folder isn't ours to change. Move it away, "
+                    "or set CHECKPOINTS (or RUN_DIR) to another folder.")
 
 
 @jax.jit
@@ -600,7 +706,10 @@ DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
     """The settings that decide what is trained; a checkpoint is stored with them."""
-    return {"optimizer": "adamw"} | {name: getattr(cfg, name) for name in DECIDES}
+    recipe: dict[str, Any] = {"optimizer": OPTIMIZER.__name__}
+    for name in DECIDES:
+        recipe[name] = getattr(cfg, name)
+    return recipe
 
 
 def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> State:
@@ -612,9 +721,12 @@ def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]
 
     Raises:
       UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
-        restores; or one of several hosts meets a damaged one.
+        restores; or one of several hosts meets a damaged one; or a folder that isn't a checkpoint
+        has a number as its name.
     """
     steps = sorted(manager.all_steps(), reverse=True)
+    for step in steps:
+        _only_checkpoint(epath.Path(manager.directory) / str(step))
     for place, step in enumerate(steps):
         try:
             restored = _restore_step(manager, step, state, recipe)
@@ -750,6 +862,7 @@ class StepLog:
         self.validations: list[float] = []
         self.first = 0  # the step that this process goes on from
         self.begun = 0.0
+        self.tracker: Any = None  # of TRACK, from `rewind` on
 
     def rewind(self, step: int) -> None:
         """Keep what happened up to a checkpoint.
@@ -772,11 +885,15 @@ class StepLog:
         self.validations = [record["val_loss"] for record in kept if "val_loss" in record]
         self.first = step
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        self.tracker = track.begin(self.path)
+        for record in kept:
+            track.write(self.tracker, record)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line, handed to the operating system at once."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+        track.write(self.tracker, record)
 
     def training(self, record: dict[str, Any]) -> None:
         """Log one optimizer step, and print the first, the last and every few."""

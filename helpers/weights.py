@@ -22,7 +22,8 @@ from tables import architecture
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # a merge's results
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PREFIXES = ("model.language_model.", "model.")  # of the language model's tensors
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+          "model.vision_embedder.")  # the last is the 12B's
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def files_of(folder: str | Path) -> list[Path]:
-    """A model's safetensors files, in the order of their names. This alone decides which they are.
+    """A model's safetensors files, in the order of their names. `names_of` decides which they are.
 
     A large model comes in several files (shards), and an index says which tensor is in which. Where
     there is no index, it is model.safetensors. Files that lie beside these are refused, because
@@ -78,10 +79,8 @@ def files_of(folder: str | Path) -> list[Path]:
         missing, or a .safetensors file that it doesn't name.
     """
     folder = Path(folder)
-    source, names = SINGLE, [SINGLE]
-    if (folder / INDEX).exists():
-        places = _index_of(folder)
-        source, names = INDEX, sorted(set(places.values()))
+    source = INDEX if (folder / INDEX).exists() else SINGLE
+    names = names_of(folder)
     has_config = (folder / "config.json").exists()
     if not has_config or not (folder / source).exists():
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
@@ -95,6 +94,19 @@ def files_of(folder: str | Path) -> list[Path]:
             raise UserError(f"{folder} holds a second set of weights: {path.name} beside {source}. "
                             "Move what isn't this model's to another folder.")
     return files
+
+
+def names_of(folder: str | Path) -> list[str]:
+    """The names of a model's safetensors files: those in its index, else model.safetensors.
+
+    The files needn't be there yet: `remote.stage` fetches the ones that this names.
+
+    Raises:
+      UserError: there is an index, and it can't be used.
+    """
+    if (Path(folder) / INDEX).exists():
+        return sorted(set(_index_of(Path(folder)).values()))
+    return [SINGLE]
 
 
 def _index_of(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving import environment
+from serving.options import adapter_rank, check_base
 from serving.records import ServerRecord
 from tables.errors import UserError
 
@@ -23,6 +24,7 @@ Counters = collections.defaultdict[Any, Any]  # by a metric's name, or (name, po
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"  # a variable that lets a server load adapters
 TOKEN_TIME = "vllm:inter_token_latency_seconds"  # a histogram, on the server's own clock
 
 
@@ -93,6 +95,32 @@ def openai_client(record: ServerRecord) -> "openai.OpenAI":
         api_key=environment.api_key(record.environment) or "unused",
         max_retries=0,
         http_client=openai.DefaultHttpxClient(trust_env=False))
+
+
+def load_adapter(record: ServerRecord, name: str, folder: str) -> None:
+    """Have a running server serve one more adapter, under a name of its own.
+
+    It needs a server that was started with adapters and with `RUNTIME` among its variables. A
+    restart forgets what was added.
+
+    Args:
+      name: what clients will ask for.
+      folder: of PEFT, as the server sees it: in a container, a folder that is mounted there.
+
+    Raises:
+      UserError: the server takes no adapters while it runs, or not this one; says why.
+    """
+    allowed = RUNTIME in record.environment + record.command
+    if not allowed or "--max-lora-rank" not in record.command:
+        raise UserError(f"{record.name} takes no adapters while it runs. Start it with at least "
+                        f'one in adapters, and with environment=("{RUNTIME}",).')
+    check_base(folder, record.model)
+    rank = adapter_rank(folder)
+    most = int(record.command[record.command.index("--max-lora-rank") + 1])
+    if rank > most:
+        raise UserError(f"the adapter {folder} has rank {rank}, and this server was started for "
+                        f"{most} at most. Name this adapter in adapters, and start it again.")
+    request(record, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
 
 def template_arguments(thinking: bool) -> dict:

@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -20,6 +21,7 @@ TPU_VENV = ROOT / ".venv-serve-tpu" / "bin"  # `./setup.sh serve-tpu`
 LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
 LINKS = "runs/.served"  # below ROOT: links to folders whose own names vLLM cannot take
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
+READY = "VLLM_ENGINE_READY_TIMEOUT_S=3600"  # vLLM gives up after ten minutes; a TPU compiles first
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
 
 
@@ -31,11 +33,20 @@ class Parts(NamedTuple):
 
 
 class Folders(NamedTuple):
-    """Where the process finds what it serves; "" for what there is none of."""
+    """Where the process finds what it serves; "" for a drafter that there is none of."""
 
     model: str
-    adapter: str
+    adapters: dict[str, str]  # by name
     drafter: str
+
+    def all(self) -> list[str]:
+        """Every folder."""
+        return [folder for folder in (self.model, *self.adapters.values(), self.drafter) if folder]
+
+    def renamed(self) -> "Folders":
+        """The same folders under the names that vLLM can take."""
+        adapters = {name: plain_name(folder) for name, folder in self.adapters.items()}
+        return Folders(plain_name(self.model), adapters, plain_name(self.drafter))
 
 
 # -- Names for folders -----------------------------------------------------------------------------
@@ -64,7 +75,7 @@ def plain_name(folder: str) -> str:
 
 def link_plain_names(options: Options) -> None:
     """Make the links that `plain_name` speaks of, for the folders of these options."""
-    for folder in folders_of(options):
+    for folder in folders_of(options).all():
         name = plain_name(folder)
         if name == folder:
             continue
@@ -77,7 +88,7 @@ def link_plain_names(options: Options) -> None:
 def folders_of(options: Options) -> Folders:
     """The folders that these options serve, as they are called on this machine."""
     drafter = "" if options.drafter == "ngram" else options.drafter
-    return Folders(options.model, options.adapter, drafter)
+    return Folders(options.model, options.adapter_folders, drafter)
 
 
 # -- What every engine is told ---------------------------------------------------------------------
@@ -102,7 +113,8 @@ def _shared(options: Options, folders: Folders) -> list[str]:
         "--disable-uvicorn-access-log",
         *_quantization(options),
         *_speculation(options, folders.drafter),
-        *_adapter(options, folders.adapter),
+        *_adapters(options, folders.adapters),
+        *_tools(options),
     ]
 
 
@@ -149,22 +161,34 @@ def _speculation(options: Options, served: str) -> list[str]:
     return ["--speculative-config", json.dumps(config)]
 
 
-def _adapter(options: Options, served: str) -> list[str]:
-    """The adapter's arguments. As JSON: in vLLM's other form, NAME=FOLDER, no comma may stand."""
-    if not options.adapter:
+def _adapters(options: Options, served: dict[str, str]) -> list[str]:
+    """The adapters' arguments; `served` has their folders as the process sees them, by name.
+
+    As JSON: in vLLM's other form, NAME=FOLDER, no comma may stand.
+    """
+    if not served:
         return []
-    rank = adapter_rank(options.adapter)
+    rank = max(map(adapter_rank, options.adapter_folders.values()))
     fitting = [allowed for allowed in RANKS if allowed >= rank]
-    module = {"name": f"{options.name}-adapter", "path": served}
+    modules = [json.dumps({"name": name, "path": folder}) for name, folder in served.items()]
     return ["--enable-lora",
-            "--lora-modules", json.dumps(module),
+            "--lora-modules", *modules,
+            "--max-loras", str(len(modules)),
             "--max-lora-rank", str(min(fitting))]
+
+
+def _tools(options: Options) -> list[str]:
+    """vLLM's own readers of Gemma 4's calls and thoughts."""
+    if not options.tools:
+        return []
+    return ["--enable-auto-tool-choice", "--tool-call-parser", "gemma4",
+            "--reasoning-parser", "gemma4"]
 
 
 # -- One function per engine -----------------------------------------------------------------------
 
 def _cpu(options: Options, container: str) -> Parts:
-    folders = Folders(*map(plain_name, folders_of(options)))
+    folders = folders_of(options).renamed()
     settings = ["VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *options.environment]
     program = [str(VENV / "python"), str(LAUNCHER)]
     arguments = [*_shared(options, folders), "--enforce-eager", *options.flags]
@@ -182,9 +206,18 @@ def _model_code(options: Options) -> list[str]:
     return [f"MODEL_IMPL_TYPE={options.implementation}"]
 
 
+def _kept_compilations(options: Options) -> list[str]:
+    """XLA's cache where the shell says (VLLM_XLA_CACHE_PATH); else vLLM's own place in the home."""
+    named = any(setting.startswith("VLLM_XLA_CACHE_PATH") for setting in options.environment)
+    if named or not os.environ.get("VLLM_XLA_CACHE_PATH"):
+        return []
+    return [f"VLLM_XLA_CACHE_PATH={os.environ['VLLM_XLA_CACHE_PATH']}"]
+
+
 def _tpu(options: Options, container: str) -> Parts:
-    folders = Folders(*map(plain_name, folders_of(options)))
-    settings = ["HF_HUB_OFFLINE=1", *_model_code(options), *options.environment]
+    folders = folders_of(options).renamed()
+    settings = ["HF_HUB_OFFLINE=1", READY, *_kept_compilations(options), *_model_code(options),
+                *options.environment]
     program = [str(TPU_VENV / "vllm")]
     return Parts(settings, program + _shared(options, folders) + _rest(options))
 
@@ -210,15 +243,16 @@ def _docker(options: Options, container: str, more: list[str], volumes: list[str
       volumes: Docker's arguments for what is neither model, adapter nor drafter.
       devices: those that hand the accelerator in.
     """
-    inside = Folders("/model", "/adapter", "/drafter")
-    variables = ["HF_HUB_OFFLINE=1", "VLLM_ENGINE_READY_TIMEOUT_S=3600"]
+    outside = folders_of(options)
+    adapters = {name: f"/adapters/{place}" for place, name in enumerate(outside.adapters)}
+    inside = Folders("/model", adapters, "/drafter" if outside.drafter else "")
+    variables = ["HF_HUB_OFFLINE=1", READY]
     words = ["docker", "run", "--rm",
              "--name", container,
              "--network", "host",
              "--shm-size", "16g"]
-    for source, target in zip(folders_of(options), inside, strict=True):
-        if source:
-            words += _mount(source, target)
+    for source, target in zip(outside.all(), inside.all(), strict=True):
+        words += _mount(source, target)
     words += volumes
     for variable in [*variables, *options.environment, *more]:
         words += ["-e", variable]

@@ -177,28 +177,28 @@ def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, name: str, color:
     waits = by_rate.ttft_p90_ms.agg(["median", "min", "max"])
     prices = by_rate[column].median()
     knee, _ = kept_up(part)
-    kept = waits.index <= knee
-    middle = waits["median"]
-    ax.plot(middle[kept], prices[kept], color=color, lw=1)
+    kept = prices[prices.index <= knee].sort_values()
+    ax.plot(kept, waits["median"][kept.index], color=color, lw=1)
     words = states(part)
     for rate, wait in waits.iterrows():
         fill = color if rate <= knee else "white"
-        price = prices[rate]
-        ax.errorbar(middle[rate], price, xerr=_range(wait), fmt=marker, color=color, mfc=fill,
-                    elinewidth=0.7, capsize=2)
+        ax.errorbar(prices[rate], wait["median"], yerr=_range(wait), fmt=marker, color=color,
+                    mfc=fill, elinewidth=0.7, capsize=2)
         text = "all at once" if rate == INF else f"{rate:.3g}/s"
-        if words[rate] != "kept up":
-            text += ", " + words[rate].removeprefix("kept up, ")
-        label(ax, middle[rate], price, text, color, xytext=(5, 7), fontsize=8)
-    label(ax, middle.iloc[0], prices.iloc[0], name, color, ha="right", xytext=(-8, 0))
+        if "noisy" in words[rate]:
+            text += ", noisy"
+        label(ax, prices[rate], wait["median"], text, color, xytext=(5, 9), fontsize=8)
+    lone = prices.index[0]  # the smallest rate is the dearest, so it stands on the right
+    label(ax, prices[lone], waits["median"][lone], name, color, xytext=(8, -8))
 
 
 def cost(ax: Axes, table: pd.DataFrame, slo: float, unit: str = "hours of the machine") -> None:
-    """What a million output tokens cost against the wait of the unluckiest tenth; the corner to aim
+    """The wait of the unluckiest tenth against what a million output tokens cost; the corner to aim
     at.
 
-    The line joins the rates that were kept up with. Overloaded points stand alone: there the wait
-    measures the length of the test. Bars are the range of the repeats.
+    The line joins the rates that were kept up with, from the cheapest to the dearest, so it never
+    turns back. Overloaded points stand alone: there the wait measures the length of the test. Bars
+    are the range of the repeats.
 
     Args:
       slo: the promised milliseconds to the first token.
@@ -207,11 +207,39 @@ def cost(ax: Axes, table: pd.DataFrame, slo: float, unit: str = "hours of the ma
     column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
     for name, part, color, marker in _regimes(table):
         _cost_of_regime(ax, part, column, name, color, marker)
-    ax.axvline(slo, color=BLACK, lw=1, ls=":")
-    ax.text(slo, 0.96, f" promised: {slo:g} ms", fontsize=9, transform=ax.get_xaxis_transform())
+    ax.axhline(slo, color=BLACK, lw=1, ls=":")
+    ax.text(0.99, slo, f"promised: {slo:g} ms", fontsize=9, ha="right", va="bottom",
+            transform=ax.get_yaxis_transform())
     ax.text(0.02, 0.03, "↙ better", fontsize=11, weight="bold", transform=ax.transAxes)
-    ax.margins(x=0.2, y=0.14)
+    ax.margins(x=0.14, y=0.2)
     plain_log(ax, "x")
     plain_log(ax)
-    ax.set_xlabel("p90 of the time to first token, ms (log scale)")
-    ax.set_ylabel(f"{unit} per million output tokens")
+    ax.set_xlabel(f"{unit} per million output tokens (log scale)")
+    ax.set_ylabel("p90 of the time to first token, ms")
+
+
+def against_floors(ax: Axes, points: pd.DataFrame) -> None:
+    """Times that others published against the least time that their machine needs.
+
+    Points below the diagonal are faster than the hardware can be. Those marked `too_fast` are
+    hollow.
+
+    Args:
+      points: columns `machine`, `floor_ms`, `value` (milliseconds) and `too_fast`.
+    """
+    looks = zip(COLORS, MARKERS, strict=True)
+    by_machine = points.groupby("machine", sort=False)
+    for (machine, part), (color, marker) in zip(by_machine, looks, strict=False):
+        fine = part[~part.too_fast]
+        below = part[part.too_fast]
+        ax.plot(fine.floor_ms, fine.value, marker, color=color, ms=5, label=machine)
+        ax.plot(below.floor_ms, below.value, marker, color=color, ms=5, mfc="white")
+    ends = [points.floor_ms.min(), points.floor_ms.max()]
+    ax.plot(ends, ends, "--", color=BLACK, lw=1.2)
+    label(ax, ends[1], ends[1], "the floor", BLACK)
+    ax.legend(fontsize=9, loc="upper left")
+    ax.margins(x=0.14)
+    plain_log(ax, "x")
+    plain_log(ax)
+    ax.set_xlabel("least possible median TTFT, ms (log scale)")
+    ax.set_ylabel("published median TTFT, ms")

@@ -197,7 +197,7 @@ def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
 
 
 def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_bytes: int,
-                stored: float) -> dict[str, float]:
+                stored: float, share: float = SHARE) -> dict[str, float]:
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB.
 
     Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its
@@ -205,8 +205,9 @@ def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_byte
 
     Args:
       stored: bytes of the weights of one copy.
+      share: of a chip's memory that vLLM takes.
     """
-    left = SHARE * chip_bytes - stored / tp
+    left = share * chip_bytes - stored / tp
     per_token = physics.kv_bytes_per_token(config, kv_dtype_bytes, tp)
     if kv_dtype_bytes == 1 and tp >= 4:  # one global head per chip: its K and V fill half of a
         per_token["full"] *= 2           # 32-bit word, which holds four fp8 numbers

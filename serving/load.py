@@ -247,6 +247,8 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
 
 def at_rate(regime: Regime, rate: float) -> str:
     """The name of a point, to print."""
+    if rate == INF:
+        return f"{regime[0]}/{regime[1]}, all at once"
     return f"{regime[0]}/{regime[1]} at {rate:.3g}/s"
 
 

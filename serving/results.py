@@ -12,6 +12,7 @@ import pandas as pd
 
 from serving.records import write_json
 
+
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
@@ -19,6 +20,8 @@ APART = 0.2       # of the median: repeats of a rate that lie further from each 
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
 KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
 PERCENTILES = (50, 90, 99)
+GROWS = {"delivered_rps": "delivered", "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
+         "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}  # with the load, on a quiet machine
 PER_REQUEST = ("start_times", "ttfts", "latencies", "output_lens", "errors")
 
 Regime = tuple[int, int]  # tokens of a prompt, and of an answer
@@ -315,3 +318,31 @@ def states(part: pd.DataFrame) -> dict[float, str]:
         if rate in doubtful:
             found[rate] += ", noisy"
     return found
+
+
+def dips(part: pd.DataFrame) -> list[str]:
+    """Where numbers of one regime fall although the load grows, in words: one line per column.
+
+    More load can't make a server deliver less, or answer sooner. So where the repeats of the two
+    rates overlap, a fall is within the noise; where they don't, something disturbed one of them.
+    All at once isn't a rate, so it isn't compared.
+    """
+    lines = []
+    finite = part[part.rate < INF]
+    for column, name in GROWS.items():
+        stats = finite.groupby("rate")[column].agg(["median", "min", "max"])
+        harmless, disturbed = [], []
+        for slower, faster in zip(stats.index, stats.index[1:], strict=False):
+            if stats["median"][faster] >= stats["median"][slower]:
+                continue
+            if stats["max"][faster] >= stats["min"][slower]:
+                harmless.append(f"{faster:.3g}/s")
+            else:
+                disturbed.append(f"{faster:.3g}/s")
+        if harmless:
+            lines.append(f"{name} is lower at {', '.join(harmless)} than at the rate before, but "
+                         "that's within the noise: the repeats overlap")
+        if disturbed:
+            lines.append(f"{name} is lower at {', '.join(disturbed)} than at the rate before, and "
+                         "no repeats overlap: something disturbed one of the two")
+    return lines

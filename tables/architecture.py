@@ -48,7 +48,8 @@ GEMMA4 = {
     "mlp.up_proj": Kind(("mlp.up_proj",), "D", "F", "DF"),
     "mlp.down_proj": Kind(("mlp.down_proj",), "F", "D", "FD"),
 }
-FAMILIES = {"gemma4_text": GEMMA4}  # by the `model_type` of a config.json's text part
+UNIFIED = "gemma4_unified_text"  # the 12B's language model: the 31B's kinds of layers
+FAMILIES = {"gemma4_text": GEMMA4, UNIFIED: GEMMA4}  # by `model_type` of a config.json's text part
 NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")  # of every layer
 KINDS = {path.rpartition(".")[2]: kind for path, kind in GEMMA4.items()}  # by Tunix's name
 # All of them as a pattern, for Qwix, and for PEFT, which must not reach into the vision tower.
@@ -174,6 +175,8 @@ COMPUTED: Config = {  # by key: what transformers takes where a config.json leav
     "num_kv_shared_layers": 0,
     "use_double_wide_mlp": False,
 }
+# What the 12B's class takes instead; it has no inputs per layer at all.
+UNIFIED_DEFAULTS: Config = {"sliding_window": 1_024, "hidden_size_per_layer_input": 0}
 COMPUTED_APART = {"num_hidden_layers", "layer_types", "rope_parameters", "per_layer_config"}
 FIXED: dict[str, tuple] = {  # by key: the values that mean what Tunix 0.1.7 computes
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -250,11 +253,13 @@ def text_config(config: Config) -> Config:
     """
     text = config.get("text_config") or config
     if text.get("model_type") not in FAMILIES:
-        raise UserError("this config.json is not a Gemma 4's (31B, E2B, E4B or tiny): its "
-                        f"text part has model_type {text.get('model_type')}.")
+        raise UserError("this config.json is not a Gemma 4's (31B, 12B, E4B, E2B or tiny): its "
+                        f"text part has model_type {text.get('model_type')}. Take one of those.")
     if text.get("enable_moe_block"):
         raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
-                         "router reads, and an approximate top-k). Take the 31B, E2B or E4B.")
+                        "router reads, and an approximate top-k). Both are fixed after 0.1.7, by "
+                        "github.com/google/tunix/commit/e31e280e of 12 June 2026, in no release "
+                        "yet. Take the 31B, 12B, E4B or E2B.")
     quantised = config.get("quantization_config") or text.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method", "with quantization_config")
@@ -262,7 +267,8 @@ def text_config(config: Config) -> Config:
                         "bfloat16 weights. Take the original model; 11 quantises it itself.")
     _check_keys({"tie_word_embeddings": config.get("tie_word_embeddings", True)})
     _check_keys(text)
-    complete = {**COMPUTED, **text}
+    own_defaults = UNIFIED_DEFAULTS if text["model_type"] == UNIFIED else {}
+    complete = {**COMPUTED, **own_defaults, **text}
     complete["layer_types"] = _layer_types(text)
     complete["rope_parameters"] = _rope(text)
     complete |= _sizes_of_full_layers(text, complete["layer_types"])

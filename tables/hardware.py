@@ -7,13 +7,15 @@ repository, so any Python from 3.7 on runs it before anything is installed:
     python3 -m tables.hardware --slice v5p-8   what that slice is, for scripts/vm.sh
 
 Detection looks at what the kernel shows (PCI ids under /sys, device files under /dev, open files
-under /proc) and, on a machine with TPU chips, asks how many hosts the slice has. JAX isn't started.
+under /proc; where a container hides the PCI bus, TPU_ACCELERATOR_TYPE). On a machine with TPU chips
+it also asks how many hosts the slice has. JAX isn't started.
 """
 
 from __future__ import annotations  # any Python from 3.7 on reads this file
 
 import argparse
 import contextlib
+import errno
 import functools
 import glob
 import os
@@ -124,7 +126,7 @@ SLICES = {piece.name: piece for piece in (
     Slice("v6e-8", "31b", "2x4", 1, "ct6e-standard-8t", **_V6E),
     Slice("v6e-4", "", "2x2", 1, "ct6e-standard-4t", **_V6E),
     Slice("v6e-1", "e2b", "1x1", 1, "ct6e-standard-1t", **_V6E),
-    Slice("v5e-8", "", "2x4", 1, **_V5E),
+    Slice("v5e-8", "31b", "2x4", 1, **_V5E),
     Slice("v5e-4", "", "2x2", 1, **_V5E),
     Slice("v5e-1", "e2b", "1x1", 1, **_V5E),
 )}
@@ -201,6 +203,8 @@ def detect() -> Hardware:
     root = Path(os.environ.get("HARDWARE_ROOT") or "/")  # tests name one of their own
     tpus, gpus = _pci(root)
     if not tpus and not gpus:
+        tpus = _by_their_files(root)
+    if not tpus and not gpus:
         return Hardware()
     if not tpus:
         return Hardware("gpu", gpus[0], len(gpus))
@@ -239,6 +243,19 @@ def _pci(root: Path) -> tuple[list[str], list[str]]:
     return tpus, gpus
 
 
+def _by_their_files(root: Path) -> list[str]:
+    """Kinds of all TPU chips of a container that shows their files, but no PCI bus.
+
+    Then TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8: a vfio file alone may be
+    anything that was handed to a virtual machine.
+    """
+    named = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+    for kind in CHIPS.values():
+        if named and named in (kind.google, kind.name):
+            return [kind.name] * len(list((root / "dev").glob(f"{kind.files}[0-9]*")))
+    return []
+
+
 def _hosts(kind: str, chips: int) -> int:
     """Machines of the slice: a v5p-32's host looks like a v5p-8. As JAX asks, but quickly.
 
@@ -246,20 +263,20 @@ def _hosts(kind: str, chips: int) -> int:
     (a machine made by the Compute Engine API) it is one.
     """
     names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
-    if names:
+    if names and " " not in names:  # images have put a warning there, a sentence with a comma
         return names.count(",") + 1
     if os.environ.get("TPU_SKIP_MDS_QUERY"):
         return 1
-    names = _metadata("worker-network-endpoints")
+    names = metadata("worker-network-endpoints")
     if names:
         return names.count(",") + 1
-    cores = re.fullmatch(r"\w+-(\d+)", _metadata("accelerator-type"))  # such as v5p-32
+    cores = re.fullmatch(r"\w+-(\d+)", metadata("accelerator-type"))  # such as v5p-32
     if cores is None:
         return 1
     return max(1, int(cores[1]) // chip(kind).cores // chips)
 
 
-def _metadata(key: str) -> str:
+def metadata(key: str) -> str:
     """An attribute of this instance from Google's metadata server; "" without one."""
     host = os.environ.get("GCE_METADATA_HOST") or "169.254.169.254"
     request = urllib.request.Request(
@@ -302,6 +319,24 @@ def _holders(root: Path, files: list[Path]) -> dict[int, str]:
             if int(process.name) != os.getpid() and os.readlink(link) in names:
                 holders[int(process.name)] = _read(process / "comm") or "unknown"
     return holders
+
+
+def busy() -> str:
+    """A chip's file that somebody still has open, such as /dev/vfio/0; "" if there's none.
+
+    Such a file can be opened once. On Kaggle it stays taken for 10 to 30 s after its process died.
+    """
+    root = Path(os.environ.get("HARDWARE_ROOT") or "/")
+    tpus = _pci(root)[0] or _by_their_files(root)
+    if not tpus:
+        return ""
+    for file in sorted((root / "dev").glob(f"{chip(tpus[0]).files}[0-9]*")):
+        try:
+            os.close(os.open(file, os.O_RDWR))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return "/" + str(file.relative_to(root))
+    return ""
 
 
 def slice_facts(piece: Slice) -> dict[str, object]:

@@ -7,10 +7,21 @@ from typing import Any
 from tables import architecture, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
+ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
+
+
+def is_what_03_runs(row: dict[str, str], size: str) -> bool:
+    """Whether a stored row is a whole optimizer step of 03, with as many micro-batches.
+
+    A step of one micro-batch is another program than one of several: those stand in a loop, beside
+    the sum of their gradients, and what the compiler moves out of a loop it keeps.
+    """
+    rows_at_once = int(row["micro_batch"])
+    return int(row["micro_batches"]) == max(1, ROWS_PER_STEP[size] // rows_at_once)
 
 
 def compiled_rows(slice_name: str, size: str) -> list[dict[str, str]]:
-    """Rows of notebook 03's step at full depth, without int8 products, as dicts of text."""
+    """Rows of notebook 03's step as it runs: all layers, no int8 products. Dicts of text."""
     path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
     if not path.exists():
         return []
@@ -18,7 +29,8 @@ def compiled_rows(slice_name: str, size: str) -> list[dict[str, str]]:
         rows = list(csv.DictReader(file))
     wanted = ("03", "0", "False")
     return [row for row in rows
-            if (row["trainer"], row["layers"], row["int8_products"]) == wanted]
+            if (row["trainer"], row["layers"], row["int8_products"]) == wanted
+            and is_what_03_runs(row, size)]
 
 
 def compiled_fit(slice_name: str, size: str, base_dtype: str = "bfloat16",

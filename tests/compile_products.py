@@ -1,6 +1,7 @@
 """Compile products and collectives of known size for a v5p-8, without a TPU: their texts as JSON.
 
-    TPU_LIBRARY_PATH=.libtpu/libtpu/libtpu.so JAX_PLATFORMS=cpu python tests/compile_products.py out.json
+    TPU_LIBRARY_PATH=.libtpu/libtpu/libtpu.so JAX_PLATFORMS=cpu \\
+        python tests/compile_products.py out.json
 """
 
 import json
@@ -20,7 +21,8 @@ def main(path):
               for shape in ((1, 4), (2, 2))}
 
     def array(mesh):
-        return jax.ShapeDtypeStruct((N, N), "bfloat16", sharding=NamedSharding(mesh, PartitionSpec()))
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct((N, N), "bfloat16", sharding=whole)
 
     def collective(mesh, what):
         return jax.shard_map(what, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(),
@@ -30,12 +32,14 @@ def main(path):
     jobs = {
         "product": (lambda a, b: a @ b, [array(one), array(one)]),
         "gather": (collective(one, lambda x: jax.lax.all_gather(x, "b", tiled=True)), [array(one)]),
-        "gather_x": (collective(two, lambda x: jax.lax.all_gather(x, "b", tiled=True)), [array(two)]),
+        "gather_x": (
+            collective(two, lambda x: jax.lax.all_gather(x, "b", tiled=True)), [array(two)]),
         "reduce": (collective(one, lambda x: jax.lax.psum(x, "b")), [array(one)])}
     found = {}
     for name, (function, arguments) in jobs.items():
         program = jax.jit(function).lower(*arguments).compile()
-        found[name] = {"text": program.as_text(), "flops": program.cost_analysis().get("flops", 0.0)}
+        flops = program.cost_analysis().get("flops", 0.0)
+        found[name] = {"text": program.as_text(), "flops": flops}
     with open(path, "w") as file:
         json.dump(found, file)
 

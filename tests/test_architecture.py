@@ -199,7 +199,8 @@ REFUSED = {  # what the line says: what is changed in the tiny model's config.js
     "rope_scaling .\"factor\": 8.0., which no": {"rope_scaling": {"factor": 8.0}},
     "rope_theta 5000, which no Gemma 4 that we know": {"rope_theta": 5000},
     "quantised .bitsandbytes.": {"quantization_config": {"quant_method": "bitsandbytes"}},
-    "a mixture of experts .* Take the 31B": {"enable_moe_block": True}}
+    "a mixture of experts .* fixed after 0.1.7, by .*e31e280e .* Take the 31B": {
+        "enable_moe_block": True}}
 
 
 @pytest.mark.parametrize("match", REFUSED)

@@ -23,7 +23,8 @@ def python(code):
 def write_training(folder):
     """machine.json and log.jsonl as 03 leaves them: 30 steps, the first three slow."""
     (folder / "train").mkdir(parents=True)
-    (folder / "train/machine.json").write_text(json.dumps({"device_kind": "TPU v5", "held_gib_per_device": 79.8}))
+    machine = {"device_kind": "TPU v5", "held_gib_per_device": 79.8}
+    (folder / "train/machine.json").write_text(json.dumps(machine))
     records = [{"step": 0, "val_loss": 2.0}]
     records += [{"step": step, "loss": 3.0 - step / 100, "seconds": 9.0 if step <= 3 else 1.5,
                  "real_tokens": 7800} for step in range(1, 31)]
@@ -49,7 +50,8 @@ def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path)
     plan = {"one": (python(f"open({str(ran)!r}, 'a').write('1')"), dict, ""),
             "two": (python("print('the reason'); raise SystemExit(1)"), dict, "")}
     report = first_hour.measure(plan, tmp_path, ABOUT, 1)
-    assert report["stages"]["two"] | {"seconds": 0} == {"status": "failed", "why": "the reason", "seconds": 0}
+    assert report["stages"]["two"] | {"seconds": 0} == {
+        "status": "failed", "why": "the reason", "seconds": 0}
     plan["two"] = (python(f"open({str(ran)!r}, 'a').write('2')"), dict, "")
     assert first_hour.measure(plan, tmp_path, ABOUT, 1)["stages"]["two"]["status"] == "done"
     assert ran.read_text() == "12", "what was done is not done again"
@@ -60,7 +62,8 @@ def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path)
 def test_the_limit_ends_a_stage_that_hangs_with_all_it_started(tmp_path):
     note = tmp_path / "pid"
     code = (f"import subprocess, time; child = subprocess.Popen(['sleep', '600'])\n"
-            f"open({str(note)!r}, 'w').write(str(child.pid)); print('waits', flush=True); time.sleep(600)")
+            f"open({str(note)!r}, 'w').write(str(child.pid)); print('waits', flush=True); "
+            "time.sleep(600)")
     start = time.monotonic()
     report = first_hour.measure({"hangs": (python(code), dict, "")}, tmp_path, ABOUT, 5 / 60)
     assert report["stages"]["hangs"]["status"] == "stopped" and time.monotonic() - start < 40

@@ -1,4 +1,4 @@
-"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost by hand."""
+"""tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost."""
 
 import itertools
 from types import SimpleNamespace
@@ -9,6 +9,8 @@ from conftest import load
 from appendix import quantized
 from tables import hardware, stored
 from tpu_time import fit
+
+pytestmark = pytest.mark.laboratory
 
 NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
@@ -56,7 +58,7 @@ def test_quantised_weights_take_what_their_bits_say():
     ("v5p-8", "31b", 9000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
     ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
     ("v6e-8", "31b", 2048, {"mesh": (8, 1), "remat": "DECODER", "rows_per_device": 1}),
-    ("v5e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v5e-1", "e2b", 2048, {}),  # until its four micro-batches are compiled
     ("v5e-4", "31b", 4096, {}), ("", "31b", 4096, {})])
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
         monkeypatch, name, size, length, expected):
@@ -67,8 +69,7 @@ def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
 def test_the_price_and_03_speak_of_the_same_step():
     """Two functions choose among the compiled rows of a slice; they must choose alike.
 
-    (E2B in int8 on a v5e-1 is compiled with longer rows only, which leave too little to spare for a
-    price; there the price is an estimate.)
+    Where a row is stale (`stored.is_what_03_runs`), the price is an estimate and 03 takes none.
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
@@ -78,7 +79,7 @@ def test_the_price_and_03_speak_of_the_same_step():
             assert (priced.remat, priced.rows, priced.row_length) == (
                 mine["remat"], int(mine["micro_batch"]), int(mine["sequence_length"])), (name, size)
             compared += 1
-    assert compared >= 9
+    assert compared >= 6
 
 
 def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
@@ -88,6 +89,8 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
     assert minutes["optimizer steps"] == pytest.approx(10_000 * 922 / found.speed / 60)
     assert cost["hours"] == pytest.approx(sum(minutes.values()) / 60)
     assert cost["dollars"] == pytest.approx(cost["hours"] * 16.80) and not cost["at_least"]
+    reads = 57.18 / 4 * 2**30 / 2.765e12  # seconds for a chip's quarter of the weights
+    assert minutes["answer before and after"] == pytest.approx(2 * 768 * 3 * reads / 60, rel=0.01)
     assert minutes["compile"] == 15 and minutes["download the base"] == pytest.approx(62.5 / 12)
     twice = fit.run_cost(found, 2 * 10_000 * 922, 16.80)["minutes"]
     assert twice["optimizer steps"] == pytest.approx(2 * minutes["optimizer steps"])
@@ -104,7 +107,8 @@ def test_a_run_validates_and_saves_as_often_as_03():
         assert fit.SAVE_EVERY[name] == settings.checkpoint_every
         assert (fit.EVERY, fit.HELD_OUT) == (settings.validate_every, settings.validation_rows)
     one, two = (fit.will_it_fit("v5p", 4, rows=rows) for rows in (1, 2))
-    assert fit.step_tokens(one) == fit.step_tokens(two) == 2 * 4096 * fit.FILL  # 1: in two micro-steps
+    tokens = 2 * 4096 * fit.FILL  # one row at a time: in two micro-steps
+    assert fit.step_tokens(one) == fit.step_tokens(two) == tokens
     minutes = fit.run_cost(two, 250.5 * fit.step_tokens(two), 1.0)["minutes"]
     rows = 4 * 64  # at steps 0, 100, 200 and 250
     assert minutes["validate"] == pytest.approx(

@@ -708,6 +708,32 @@ def test_a_broken_problem_is_no_verdict_on_an_answer():
         judge.judge(silent, right(problem))
 
 
+def test_broken_problems_are_named_once_before_answers_are_judged(capsys, monkeypatch):
+    """Else nobody would know that three of verilog-eval's 156 can't be won by anyone."""
+    problem = PROBLEMS["Prob041_dff8r"]
+    reference = problem.reference.replace("output", "ouput")
+    broken = dataclasses.replace(problem, name="Prob999", reference=reference)
+    pairs = [(broken, right(problem)), (problem, right(problem)), (broken, None)]
+    judged = judge.judge
+
+    def judge_aloud(*words):
+        print("judging an answer")
+        return judged(*words)
+
+    monkeypatch.setattr(judge, "judge", judge_aloud)
+    found = [verdict.category for verdict in judge.judge_many(pairs)]
+    assert found == ["broken problem", "pass", "no code"]
+    monkeypatch.undo()
+    said = capsys.readouterr().out
+    assert said.startswith("1 of 2 problems are broken") and "judging an answer" in said
+    judge.judge_many(pairs[:2])
+    assert capsys.readouterr().out == ""
+    second = dataclasses.replace(broken, name="Prob998")
+    judge.judge_many([(second, "x"), *pairs])
+    said = capsys.readouterr().out
+    assert re.search(r"1 of 3 .*Icarus \d+\.\d+ can't compile their own .*\(Prob998\)$", said)
+
+
 def test_a_compiler_that_fails_is_no_verdict_on_an_answer(tmp_path, monkeypatch):
     for name in ("iverilog", "vvp"):
         (tmp_path / name).write_text(

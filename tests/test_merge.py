@@ -29,7 +29,8 @@ def split_in_two(folder):
         save_file({name: arrays[name] for name in part}, folder / file, metadata={"format": "pt"})
         index.update(dict.fromkeys(part, file))
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    places = {"metadata": {}, "weight_map": index}  # transformers wants both
+    (folder / "model.safetensors.index.json").write_text(json.dumps(places))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     (folder / "processor_config.json").write_text("{}")
     return folder
@@ -87,8 +88,9 @@ def make_world(folder, config):
     targets = architecture.modules(text)
     _, adapters, notes = merge.restore_adapters(folder / "checkpoints", 20)
     recipe = a_recipe(rank=RANK, alpha=ALPHA, n_modules=len(targets))
-    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before, targets=targets,
-                           after=logits(model, mesh, prompts), adapters=adapters, notes=notes,
+    return SimpleNamespace(folder=folder, base=base, prompts=prompts, before=before,
+                           targets=targets, after=logits(model, mesh, prompts),
+                           adapters=adapters, notes=notes,
                            recipe=recipe, tensors=weights.open_model(base), scale=ALPHA / RANK,
                            plan=merge.plan_merge(targets, adapters, PREFIX))
 

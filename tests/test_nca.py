@@ -1,4 +1,4 @@
-"""Cellular automata as training data: rules worked by hand, tokens, guessers, transfer, the runs."""
+"""Cellular automata as training data: rules by hand, tokens, guessers, transfer, the runs."""
 
 import dataclasses
 import gzip
@@ -13,6 +13,9 @@ from flax import nnx
 
 from appendix import nca, pretrain, runs
 from appendix import nca_runs as lab
+from appendix.world import make
+
+pytestmark = pytest.mark.laboratory
 
 WORLD = nca.World(states=4, side=8, frames=10)
 
@@ -131,7 +134,8 @@ def test_brackets_are_balanced_and_of_all_kinds():
 TINY = nca.World(side=4, frames=4)
 SMALL = lab.Plan(world=TINY, rows=2, first_steps=4, text_steps=4, alone=2, every=2, documents=200,
                  validation=4, seeds=2, gate=-999.0, kinds=8,
-                 model=(("num_layers", 1), ("num_heads", 4), ("num_kv_heads", 2), ("hidden_dim", 32)))
+                 model=(("num_layers", 1), ("num_heads", 4), ("num_kv_heads", 2),
+                        ("hidden_dim", 32)))
 
 
 def test_transfer_moves_the_named_parts_and_no_other():
@@ -170,6 +174,18 @@ def test_documents_of_the_stages_and_of_validation_are_apart():
         parts = [{row.tobytes() for row in part[seed]} for part in (text, first, validation)]
         assert not parts[0] & parts[1] and not parts[2] & (parts[0] | parts[1])
     assert (validation[0] == validation[1]).all() and (text[0] != text[1]).any()
+
+
+def test_the_text_is_the_corpus_without_bugs(monkeypatch):
+    """The stored runs read that one; what 09's base reads may get other bugs, or more of them."""
+    shares, documents = [], make.documents
+
+    def noting(*words, **settings):
+        shares.append(settings["bug_share"])
+        return documents(*words, **settings)
+    monkeypatch.setattr(make, "documents", noting)
+    lab.text_data.__wrapped__(SMALL)
+    assert shares == [0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +247,7 @@ def test_stored_runs_are_whole_and_of_the_plan():
 
 
 def test_paired_differences_by_hand():
-    """Differences -0.1, -0.3, -0.1, -0.3: mean -0.2, deviation 0.11547, three degrees of freedom."""
+    """Differences -0.1, -0.3, -0.1, -0.3: mean -0.2, deviation 0.11547, 3 degrees of freedom."""
     ends = pd.DataFrame({"text": [1.0, 2.0, 3.0, 4.0], "automata": [0.9, 1.7, 2.9, 3.7]})
     row = lab.differences(ends).iloc[0]
     wide = scipy.stats.t.ppf(1 - 0.05 / 8 / 2, 3)  # eight comparisons

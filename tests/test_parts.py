@@ -14,6 +14,8 @@ from helpers import gemma, train
 from tables import architecture
 from tpu_time import hlo, tape
 
+pytestmark = pytest.mark.laboratory
+
 RANK, MICRO_BATCHES, ROWS, LENGTH, TRAINED = 4, 2, 2, 64, 16
 TOKENS = MICRO_BATCHES * ROWS * LENGTH
 

@@ -14,7 +14,10 @@ import pytest
 from conftest import ROOT
 
 from tables import hardware
+from tables.errors import UserError
 from tpu_time import Box, bands, hlo, links, predict, report
+
+pytestmark = pytest.mark.laboratory
 
 V5P = Box("v5p", (2, 2, 1))
 CLOCK = 1.75e9
@@ -169,6 +172,22 @@ def test_both_notations_of_groups_say_the_same():
 ])
 def test_links_of_a_group(where, group, expected):
     assert where.reach(group) == expected
+
+
+def test_eight_chips_in_two_rows_of_four_gather_as_slowly_as_measured():
+    """jetstream-pytorch 168, v5litepod-8: 68.3 and 34.5 ms with a copy of the result, sums 8.25, 4.35."""
+    eight, four = Box("v5e", (2, 4)), Box("v5e", (2, 2))
+    for gib, gathered, summed in ((2, 68.34, 8.254), (1, 34.46, 4.347)):
+        size = gib * 2**30
+        copy = 2 * size / (0.83 * eight.spec.bandwidth)
+        gather, _ = links.collective_time("all-gather", size, [list(range(8))], eight)
+        assert gather + copy == pytest.approx(gathered / 1e3, rel=0.03)
+        total, _ = links.collective_time("all-reduce", size / 8, [list(range(8))], eight)
+        assert total == pytest.approx(summed / 1e3, rel=0.05)
+    whole = links.collective_time("all-gather", 1e9, [[0, 1, 2, 3]], four).seconds
+    assert whole == pytest.approx(0.75 * 1e9 / (2 * V5E_LINK)), "others are as they were"
+    line = links.collective_time("all-gather", 1e9, [[0, 2, 4, 6], [1, 3, 5, 7]], eight).seconds
+    assert line == pytest.approx(0.75 * 1e9 / V5E_LINK)
 
 
 @pytest.mark.parametrize(("line", "size", "factor", "speed"), [
@@ -421,6 +440,12 @@ def test_the_face_s_example_runs_from_an_empty_folder(tmp_path):
     assert float(done.stdout) == pytest.approx(2 * 1024 * 2 / 819e9)  # read and written
 
 
+def test_a_chip_whose_clock_nobody_says_is_refused_by_name():
+    """It was a KeyError; whoever adds a chip to the table learns what a prediction needs."""
+    with pytest.raises(UserError, match="the clock of a v7x.*tables/hardware.py.*PER_CYCLE"):
+        Box("v7x", (1, 1)).clock  # noqa: B018
+
+
 def test_what_the_site_needs_has_no_numpy():
     subprocess.run([sys.executable, "-c", "import sys; sys.modules['numpy'] = None\n"
                     "from tpu_time import fit, bands"], cwd=ROOT, check=True)
@@ -429,12 +454,14 @@ def test_what_the_site_needs_has_no_numpy():
 # ── stored predictions ──────────────────────────────────────────────────────────────────────────
 
 def test_the_published_step_was_measured_within_the_range_of_its_prediction():
-    """3.34 h over 9,952 micro-steps, with and without a quarter of an hour of loading."""
+    """3.34 h over 9,952 micro-steps: without a quarter of an hour of loading within one sigma, with it
+    within two."""
     with open(ROOT / "data" / "dryrun" / "v5p-8_31b.csv", newline="") as file:
         row = next(row for row in csv.DictReader(file) if row["recipe"] == "published")
-    low, high = bands.band(float(row["seconds_predicted"]))
+    seconds = float(row["seconds_predicted"])
+    (low, high), (lowest, highest) = (bands.band(seconds, sigmas=sigmas) for sigmas in (1, 2))
     slow, fast = (hours * 3600 / (1_244 * 8) for hours in (3.34, 3.09))
-    assert low < fast < slow < high
+    assert low < fast < high and lowest < slow < highest
 
 
 # ── real programs, where the compiler is ────────────────────────────────────────────────────────

@@ -10,6 +10,8 @@ from conftest import ROOT, load, page
 from tables import physics
 from tables.hardware import chip
 
+pytestmark = pytest.mark.laboratory
+
 NOTEBOOK = "appendix/10_published.py"
 PUBLISHED = ROOT / "data" / "published"
 CONFIG = json.loads((ROOT / "data" / "configs" / "gemma4_31b.json").read_text())
@@ -21,7 +23,8 @@ def random_medians(n, rate, service, draws, rng):
     """Median TTFT of n requests, first come, first served, at random gaps: one per draw.
 
     The gaps are exponential and scaled so that the last request is sent at n / rate seconds, as
-    `vllm bench serve` does (benchmarks/serve.py, `get_request`). `service`: seconds, one or per draw.
+    `vllm bench serve` does (benchmarks/serve.py, `get_request`). `service`: seconds, one or for
+    each draw.
     """
     sent = rng.exponential(1.0, (draws, n)).cumsum(axis=1)
     sent *= n / rate / sent[:, -1:]
@@ -49,22 +52,25 @@ def test_the_sixteen_points_stay_too_fast_at_random_gaps():
     rng, marked, possible = np.random.default_rng(0), [], []
     for row in sweep().itertuples():
         service = floor(row.device, row.tokens)
-        marked.append(1e3 * physics.median_ttft_floor_fcfs(row.n, row.qps, service) > 1.2 * row.value)
+        floor_ms = 1e3 * physics.median_ttft_floor_fcfs(row.n, row.qps, service)
+        marked.append(floor_ms > 1.2 * row.value)
         medians = 1e3 * random_medians(row.n, row.qps, service, 4_000, rng)
         possible.append((medians <= row.value).mean())
     assert sum(marked) == 16
     assert max(share for share, mark in zip(possible, marked, strict=True) if mark) < 0.01
 
 
-@pytest.mark.parametrize("tokens, low, high", [(4096, 2.72, 2.72), (8192, 1.4, 2.0), (15360, 2.3, 3.8)])
+@pytest.mark.parametrize("tokens, low, high", [
+    (4096, 2.72, 2.72), (8192, 1.4, 2.0), (15360, 2.3, 3.8)])
 def test_cold_ratios_that_random_gaps_allow(tokens, low, high):
-    """The prefill times that give the plotted medians at QPS 1, per draw of the gaps: middle 90 %."""
+    """The prefill times of the plotted medians at QPS 1, per draw of the gaps: middle 90 %."""
     found = {}
     for row in sweep().query("qps == 1 and tokens == @tokens").itertuples():
         least, most = np.zeros(1_000), np.full(1_000, row.value / 1e3)
         for _ in range(30):
             middle = (least + most) / 2
-            short = random_medians(row.n, 1, middle, 1_000, np.random.default_rng(5)) < row.value / 1e3
+            medians = random_medians(row.n, 1, middle, 1_000, np.random.default_rng(5))
+            short = medians < row.value / 1e3
             least, most = np.where(short, middle, least), np.where(short, most, middle)
         found[row.device] = most
     spread = np.quantile(found["gpu"] / found["tpu"], [0.05, 0.95])
@@ -72,7 +78,7 @@ def test_cold_ratios_that_random_gaps_allow(tokens, low, high):
 
 
 def test_only_the_slow_end_of_the_curve_tells_how_long_the_answers_were():
-    """16k: 7 x 512 and 7 x 256 both fit 64 requests/s; at 1/s only 256 does. 30 x 512 fits neither."""
+    """16k: 7 x 512 and 7 x 256 both fit 64 requests/s, at 1/s only 256 does; 30 x 512 neither."""
     points = pd.concat([sweep(), sweep("output_throughput")])
     points = points[points.tokens == 15360].set_index(["device", "qps", "metric"]).value
     for side, tpot in (("tpu", 0.0135), ("gpu", 0.019)):
@@ -129,9 +135,11 @@ def test_evidence_of_the_verdicts():
     assert verdicts.notna().all().all() and not verdicts.claim.duplicated().any()
     weights = 2 * physics.parameters(CONFIG)["total"]
     assert [round(3 * weights / speed, 3) for speed in (11.06e12, 6.7e12)] == [0.017, 0.027]
-    read = [physics.tpot_floor(physics.decode_bytes(CONFIG, 64, 128 + 128, tp=tp), chips * bandwidth)
-            for tp, chips, bandwidth in ((8, 8, 1.638e12), (2, 2, 3.35e12))]
-    assert [round(100 * floor / tpot) for floor, tpot in zip(read, (18.7e-3, 18.4e-3))] == [32, 62]
+    shares = []  # of the floor in the measured time, in percent
+    for chips, bandwidth, tpot in ((8, 1.638e12, 18.7e-3), (2, 3.35e12, 18.4e-3)):
+        moved = physics.decode_bytes(CONFIG, 64, 128 + 128, tp=chips)
+        shares.append(round(100 * physics.tpot_floor(moved, chips * bandwidth) / tpot))
+    assert shares == [32, 62]
     loss = pd.read_csv(PUBLISHED / "loss_curve_digitized.csv").query("series == 'tpu_smooth20'")
     middle = loss[(loss.progress >= 0.1) & (loss.progress < 0.55)].value.mean()
     assert abs(middle - loss[loss.progress >= 0.55].value.mean()) < 0.02  # flat from a tenth on

@@ -1,12 +1,13 @@
 """11_qlora: its stored runs and how they are compared."""
 
 import conftest  # noqa: F401  (finds the repository)
-import numpy as np
 import pandas as pd
 import pytest
 
 from appendix import qlora_runs as lab
 from verilog import stats
+
+pytestmark = pytest.mark.laboratory
 
 
 def table(variant, seed, passed, n=4):
@@ -37,13 +38,3 @@ def test_one_seed_of_the_first_base_shows_ten_points_and_the_others_do_not():
     gaps = lab.gaps(answers, "nf4")
     assert gaps[42].mean() < -0.1 and stats.sign_flip_p(gaps[42]) == pytest.approx(0.002, abs=5e-4)
     assert gaps[43].mean() > 0 and gaps[44].mean() > 0
-
-
-def test_stored_runs_fit_together():
-    runs, loss, answers = lab.stored("814107fdbaa3")
-    keys = [set(map(tuple, each[["variant", "seed"]].to_numpy())) for each in (runs, loss, answers)]
-    assert keys[0] == keys[1] == keys[2] and len(runs) == len(keys[0]) and runs.base.nunique() == 1
-    assert (answers.c <= answers.n).all() and set(runs.variant) <= set(lab.VARIANTS)
-    assert (loss.groupby(["variant", "seed"]).size() == lab.SETTINGS.max_steps).all()
-    assert (answers.groupby(["variant", "seed"]).size() == 2 * 38).all()
-    assert np.isfinite(runs.val_loss).all()

@@ -1,4 +1,4 @@
-"""appendix/quantized.py: a quantised base against the unquantised one, at small size and abstractly."""
+"""appendix/quantized.py: a quantised base against the unquantised one, small and abstractly."""
 
 import json
 import math
@@ -20,7 +20,10 @@ from appendix import quantized
 from helpers import gemma, merge, train, weights
 from tpu_time import fit
 
-KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj", "down_proj")
+pytestmark = pytest.mark.laboratory
+
+KINDS = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum", "gate_proj", "up_proj",
+         "down_proj")
 TINY = "assets/tiny_gemma4"
 
 
@@ -147,7 +150,8 @@ def test_int8_product_and_gradient(equation, left, right):
     ("31b", 12, 4, 0, 0), ("e2b-small", 6, 1, 2, 3),
     *(pytest.param(*case, marks=pytest.mark.slow)
       for case in (("e2b", 35, 1, 2, 20), ("31b", 60, 4, 0, 0)))])
-def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared, monkeypatch):
+def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared,
+                                                      monkeypatch):
     """31B and E2B, abstractly: all that LoRA reaches; not norms, embedders, per-layer inputs."""
     source = random_gemma.E2B if name == "e2b-small" else f"data/configs/gemma4_{name}.json"
     config = gemma.config_from_hf(source, num_layers=layers)
@@ -189,7 +193,8 @@ def test_layers_that_reuse_keys_load(tmp_path):
     mesh = one_device(config)
     model = quantized.load_base(folder, config, mesh, "int8")
     whole = gemma.place(gemma.load_base(folder, config, mesh), mesh)
-    assert not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model)))
+    leaves = jax.tree.leaves(nnx.state(model))
+    assert leaves and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         if ".array." not in ".".join(map(str, path)):
             np.testing.assert_array_equal(leaf.get_value(), dict(
@@ -240,12 +245,16 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "data").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")
 def test_03_trains_a_quantised_base_after_three_calls_changed(tmp_path):
-    """As 11 says, section 4: the step that was traced from shapes takes the arrays that are loaded."""
+    """As 11 says, section 4: the step that was traced from shapes takes the loaded arrays."""
     text = (ROOT / "03_train.py").read_text().partition("# ## 5. Ask again")[0]
-    for old, new in (("gemma.abstract_base(config, mesh", 'quantized.abstract_base(config, mesh, "int8"'),
-                     ("gemma.load_base(base, config, mesh", 'quantized.load_base(base, config, mesh, "int8"'),
-                     ("cfg.partial)", 'cfg.partial, quantized.provider("int8", cfg.rank, cfg.alpha))'),
-                     ("from helpers import answers,", "from appendix import quantized\nfrom helpers import answers,")):
+    changes = {
+        "gemma.abstract_base(config, mesh": 'quantized.abstract_base(config, mesh, "int8"',
+        "gemma.load_base(base, config, mesh": 'quantized.load_base(base, config, mesh, "int8"',
+        "cfg, mesh)": 'cfg, mesh, quantized.provider("int8", cfg.rank, cfg.alpha))',
+        "from helpers import answers,":
+            "from appendix import quantized\nfrom helpers import answers,",
+    }
+    for old, new in changes.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     (script := tmp_path / "03_train.py").write_text(text)

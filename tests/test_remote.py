@@ -1,19 +1,22 @@
 """Models and checkpoints in a bucket, through fsspec against a local Google Cloud Storage."""
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 from conftest import ROOT
 
-from helpers import records, remote, train
+from helpers import records, remote, train, weights
 from tables.errors import UserError
 
 
@@ -55,9 +58,27 @@ def model(tmp_path):
     """A folder with the files of a model, not all of which are of use."""
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "model-1.safetensors"):
+    for name in ("config.json", "tokenizer.json", "model-1.safetensors", "model-2.safetensors",
+                 "consolidated.safetensors", "README.md", "original/params.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
+    an_index(folder, "model-1.safetensors", "model-2.safetensors")
     return folder
+
+
+def an_index(folder, *names):
+    """The index of a model whose weights are these files."""
+    places = {f"tensor {number}": name for number, name in enumerate(names)}
+    text = json.dumps({"weight_map": places})
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+SMALL = {"config.json", "tokenizer.json", "model.safetensors.index.json"}
+SHARDS = {"model-1.safetensors", "model-2.safetensors"}
+
+
+def names_in(folder):
+    return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("kind", ["gs", "file"])
@@ -69,14 +90,79 @@ def test_a_model_in_a_bucket_is_staged_once(storage, model, tmp_path, monkeypatc
         copy_there(model, address)
     remote.stage(address, fetch=False)
     small = remote.stage(address, weights=False)
-    assert {path.name for path in small.iterdir()} == {"config.json", "tokenizer.json", ".small"}
+    assert names_in(small) == SMALL | {".small"}
     with monkeypatch.context() as patch:
         patch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("they are here already"))
         assert remote.stage(address, weights=False) == small
     assert remote.stage(address) == small
+    assert names_in(small) == SMALL | SHARDS | {".small", ".complete"}
     assert (small / "model-1.safetensors").read_text() == "model-1.safetensors"
+    assert {path.name for path in weights.files_of(small)} == SHARDS
     monkeypatch.setattr(remote, "_in_bucket", lambda *_: pytest.fail("it is here already"))
     assert remote.stage(address) == small
+
+
+class Hub:
+    """Stands for `huggingface_hub`: a repository is a folder, and what's fetched is noted."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.fetched = []
+
+    def HfApi(self):
+        return self
+
+    def model_info(self, source, files_metadata):
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        siblings = [types.SimpleNamespace(rfilename=path.relative_to(self.folder).as_posix(),
+                                          size=path.stat().st_size) for path in files]
+        return types.SimpleNamespace(sha="1234", siblings=siblings)
+
+    def snapshot_download(self, source, revision, local_dir, allow_patterns):
+        assert revision == "1234"
+        for name in allow_patterns:
+            self.fetched.append(name)
+            shutil.copy(self.folder / name, local_dir / name)
+
+
+@pytest.fixture
+def hub(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    hub = Hub(model)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    return hub
+
+
+def test_a_second_set_of_weights_stays_on_the_hub(hub):
+    """`*.safetensors` would fetch `consolidated.safetensors`, too: more bytes, then refused."""
+    target = remote.stage("somebody/model", fetch=False)
+    assert hub.fetched == ["model.safetensors.index.json"]
+    assert remote.stage("somebody/model") == target
+    assert set(hub.fetched) == SMALL | SHARDS
+    assert {path.name for path in weights.files_of(target)} == SHARDS
+
+
+def test_one_file_of_weights_needs_no_index(hub):
+    (hub.folder / "model.safetensors.index.json").unlink()
+    (hub.folder / "model.safetensors").write_text("all of them")
+    target = remote.stage("somebody/model")
+    assert names_in(target) == {"config.json", "tokenizer.json", "model.safetensors", ".complete"}
+
+
+@pytest.mark.parametrize("change, says", [
+    (lambda folder: (folder / "model-2.safetensors").unlink(),
+     "somebody/model lacks model-2.safetensors, which its index names"),
+    (lambda folder: (folder / "model.safetensors.index.json").unlink(),
+     "somebody/model lacks model.safetensors, which a model without an index has"),
+    (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"),
+     "index.json has no weight_map"),
+    (lambda folder: an_index(folder, "../../.ssh/id.safetensors"), "no safetensors file of this"),
+])
+def test_weights_that_are_not_whole_are_refused_before_the_first_of_them(hub, change, says):
+    change(hub.folder)
+    with pytest.raises(UserError, match=says):
+        remote.stage("somebody/model")
+    assert set(hub.fetched) <= {"model.safetensors.index.json"}
 
 
 def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_path, monkeypatch):
@@ -185,6 +271,20 @@ def test_checkpoints_of_another_recipe_in_a_bucket_are_refused(storage, tmp_path
         with pytest.raises(ValueError, match="(?s)rank: 4 there, 8 here.*CHECKPOINTS"):
             train.restore(manager, state, {"rank": 8})
     assert not list(tmp_path.iterdir())
+
+
+def test_fresh_checkpoints_in_a_bucket_delete_no_other_objects(storage, monkeypatch):
+    address = "gs://runs/fresh/checkpoints"
+    with train.open_checkpoints(address, 1, 2) as manager:
+        train.save(manager, train.State(2, {"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {}), {})
+        manager.wait_until_finished()
+    files, inner = remote.bucket("gs://runs/fresh")
+    files.pipe_file(f"{inner}/data.csv", b"mine")
+    with pytest.raises(UserError, match="isn't a checkpoint"):
+        train.throw_away("gs://runs/fresh")
+    assert files.find(f"{inner}/checkpoints") and files.exists(f"{inner}/data.csv")
+    train.throw_away(address)
+    assert files.find(inner) == [f"{inner}/data.csv"]
 
 
 def notebook(name, folder, wait=None, edit=("", ""), **environment):

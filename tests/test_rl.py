@@ -19,6 +19,8 @@ from appendix import rl_runs as lab
 from helpers import weights
 from verilog.sandbox import Limits
 
+pytestmark = pytest.mark.laboratory
+
 SMALL = lab.Plan(steps=2, problems=6, prompts=2, answers=4, answer_tokens=40)
 
 

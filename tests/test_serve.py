@@ -25,10 +25,11 @@ import pytest
 from conftest import a_server_record, ROOT, SERVE, load, needs_serve, program
 
 import serving
-from serving import Options, asking, commands, environment, flags, processes, records, server
+from serving import Options, asking, commands, environment, flags, processes, server
 from serving import load as bench
 from serving import options as serve
 from serving.records import ServerRecord
+from tables import records
 from tables.errors import UserError
 
 MODEL = "/dev/shm/run/merged"
@@ -60,7 +61,9 @@ for arguments in job["serve"]:
                       "length": args.max_model_len, "config": args.additional_config,
                       "quantization": args.quantization, "kv": args.kv_cache_dtype,
                       "lora": bool(args.lora_modules), "step": args.max_num_batched_tokens,
-                      "limits": args.limit_mm_per_prompt, "draft": args.speculative_config}))
+                      "limits": args.limit_mm_per_prompt, "draft": args.speculative_config,
+                      "tools": [args.enable_auto_tool_choice, args.tool_call_parser,
+                                args.reasoning_parser]}))
 for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
@@ -106,24 +109,26 @@ def every_command(adapter, drafter):
     )
     gpu = Options(engine="gpu-docker", model=MODEL, name="name", port=8000, tensor_parallel=2)
     two = replace(tpu, tensor_parallel=4, data_parallel=2, kv_cache_dtype="fp8")
+    two_names = (f"one={adapter}", f"the other={adapter}")
     found = {
         "tpu": tpu,
         "two": two,
-        "gpu": replace(gpu, adapter=adapter),
+        "gpu": replace(gpu, adapters=two_names),
         "cpu": Options(
-            model="runs/tiny/merged", name="name", port=8001, adapter=adapter, drafter="ngram"
+            model="runs/tiny/merged", name="name", port=8001, adapters=two_names, drafter="ngram"
         ),
         "torchax": replace(
             tpu,
             quantization="int8",
             implementation="vllm",
-            adapter=adapter,
+            adapters=two_names,
             flags=("--max-num-seqs", "256"),
         ),
         "fp8": replace(two, quantization="fp8"),
         "gpu fp8": replace(gpu, quantization="fp8"),
         "pip": replace(tpu, engine="tpu", quantization="int8", prefix_caching=True),
         "drafted": replace(tpu, drafter=drafter, draft_tokens=3),
+        "tools": replace(tpu, tools=True),
     }
     return {name: commands.command(options) for name, options in found.items()}
 
@@ -181,6 +186,8 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter)
         "model": "/drafter",
         "num_speculative_tokens": 3,
     }
+    assert read["tools"]["tools"] == [True, "gemma4", "gemma4"]
+    assert read["drafted"]["tools"][:2] == [False, None]
     assert read["cpu"]["draft"]["method"] == "ngram" and read["tpu"]["draft"] is None
     nothing = {"image": 0, "video": 0, "audio": 0}
     assert all(each["limits"] == ({} if name == "cpu" else nothing) for name, each in read.items())
@@ -261,8 +268,9 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
     for options, words in (
         (Options(engine="npu", model=model), "there are tpu-docker"),
         (replace(tpu, engine="tpu"), "needs TPU chips, and this machine has none"),
-        (replace(tpu, adapter=adapter), "merge it .* instead"),
-        (replace(tpu, adapter=adapter, implementation="vllm", data_parallel=2), "data_parallel=1"),
+        (replace(tpu, adapters=(f"a={adapter}",)), "merge it .* instead"),
+        (replace(tpu, adapters=(f"a={adapter}",), implementation="vllm", data_parallel=2),
+         "data_parallel=1"),
         (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
         (replace(tpu, drafter=other), "has another tokenizer than"),
     ):
@@ -652,7 +660,8 @@ def test_a_folder_may_be_called_anything(fake, tmp_path, name):
     weights = Path(folder_of(place / "merged", model={})) / "model.safetensors"
     weights.write_text("")
     adapter = folder_of(place / "adapter", adapter_config={"r": 16})
-    options = replace(options, model=str(weights.parent), adapter=adapter)
+    named = (f"fake-adapter={adapter}", "second=" + folder_of(place / "2", adapter_config={"r": 4}))
+    options = replace(options, model=str(weights.parent), adapters=named)
     record = serving.start(options, place / "serve")
     words = record.command
     served = words[words.index("serve") + 1]
@@ -695,7 +704,7 @@ def test_a_rank_that_vllm_does_not_serve_is_one_line_before_the_start(
     files = {"adapter_config": config} if config is not None else {}
     adapter = folder_of(tmp_path / "other", **files)
     with pytest.raises(UserError, match=words) as caught:
-        serving.start(replace(options, adapter=adapter), folder)
+        serving.start(replace(options, adapters=(f"mine={adapter}",)), folder)
     assert "\n" not in str(caught.value) and "04_merge" in str(caught.value) and not folder.exists()
 
 
@@ -757,7 +766,7 @@ def test_a_record_that_cannot_be_written_starts_no_server(fake, tmp_path):
     options, folder = fake
     done = program(sys.executable, "-c", FULL_DISK, commands.LAUNCHER, options.model, folder)
     assert done.returncode == 0, done.stderr
-    assert "server.json cannot be written" in done.stdout and "Free some space" in done.stdout
+    assert "server.json cannot be written" in done.stdout and "RUN_DIR to" in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert stand_ins() == 0
 
@@ -792,6 +801,9 @@ def test_two_starts_at_once_make_one_server(fake):
         starter.join()
     assert len({record.pid for record in found}) == 1 and len(found) == 4
     assert stand_ins() == 2, "a leader and its worker"
+    seconds = json.loads((folder / "ready.json").read_text())["seconds"]
+    # Stored with one decimal, so up to half a tenth more than the start really took.
+    assert 0 <= seconds <= found[0].age() + 0.05, "one of the four wrote how long the start took"
 
 
 @pytest.mark.parametrize(
@@ -816,10 +828,12 @@ def test_a_record_has_fields_of_its_types(tmp_path):
     good = json.loads((tmp_path / "server.json").read_text())
     assert ServerRecord.load(tmp_path) == RECORD
     for name, value in (("pid", "7"), ("pid", True), ("born", None), ("command", "x"), ("more", 1)):
-        assert name in records.problem_of(ServerRecord, {**good, name: value})
+        with pytest.raises(records.Misfit, match=name):
+            records.from_json(ServerRecord, {**good, name: value}, strict=True)
     for name in good:
         rest = {key: value for key, value in good.items() if key != name}
-        assert name in records.problem_of(ServerRecord, rest)
+        with pytest.raises(records.Misfit, match=name):
+            records.from_json(ServerRecord, rest, strict=True)
 
 
 def test_no_clock_that_is_set_ends_or_prolongs_the_waiting(fake, monkeypatch):
@@ -879,7 +893,7 @@ def test_a_server_by_hand(fake):
     died = say("status")
     assert died.returncode == 1 and "has died. Run 05_serve_vllm again" in died.stderr
     (folder / "server.json").write_text("3")
-    assert "is not the record of a server: it holds 3" in say("status").stderr
+    assert "holds 3 instead of an object with fields" in say("status").stderr
     assert say("stop").stdout == "stopped\n" and say("stop").stdout == "no server was running\n"
     assert "python -m serving start|status|stop FOLDER" in say("restart").stderr
 

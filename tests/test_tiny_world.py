@@ -22,10 +22,13 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import verilog
 from appendix import pretrain
+from appendix.world import bugs, families, make
 from helpers import gemma
+from verilog.problems import Problem
 
-from appendix.world import families, make
+pytestmark = pytest.mark.laboratory
 
 ASSETS, TINY, EVAL = ROOT / "assets" / "tiny_gemma4", ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
 FACTS = json.loads((ASSETS / "pretrain.json").read_text())
@@ -86,13 +89,44 @@ def test_the_corpus_is_the_one_the_base_was_trained_on(corpus):
     assert hashlib.sha256("\0".join(corpus).encode()).hexdigest() == FACTS["corpus_sha256"]
 
 
-def test_the_tokenizer_is_made_again_byte_for_byte(corpus, tmp_path):
+def test_the_tokenizer_is_made_again_byte_for_byte(tmp_path):
+    """Its texts are the corpus without bugs, so that a bug makes no piece of its own."""
     train, vocabulary, control, pieces = load("appendix/09_tiny_base.py", "train_tokenizer", "VOCABULARY",
                                               "CONTROL", "PIECES")
-    texts = corpus[:20_000] + [row[field] for _, row, _ in make.rows()
-                               for field in ("prompt", "response")]
+    texts = list(make.documents(20_000, bug_share=0))
+    for _, row, _ in make.rows():
+        texts += [row["prompt"], row["response"]]
     train(texts, vocabulary, control, pieces).save(str(tmp_path / "tokenizer.json"))
     assert (tmp_path / "tokenizer.json").read_bytes() == (ASSETS / "tokenizer.json").read_bytes()
+
+
+def test_a_bug_is_one_line_of_the_body_and_nearly_always_fails():
+    draw, pairs = random.Random(3), []
+    for name, design, prompt in make.draws(60, seed=11):
+        wrong = bugs.bug(draw, design)
+        assert wrong.spec == design.spec and wrong.ports == design.ports
+        assert sum(one != two for one, two in zip(wrong.body, design.body, strict=True)) == 1
+        exam = Problem(name, prompt, design.verilog("RefModule"), make.testbench(design))
+        pairs.append((exam, wrong.verilog()))
+    verdicts = verilog.judge_many(pairs)
+    assert sum(not verdict.passed for verdict in verdicts) >= 54
+    assert all(verdict.category != "broken problem" for verdict in verdicts)
+
+
+def test_every_family_can_go_wrong():
+    draw = random.Random(0)
+    for family in families.FAMILIES:
+        for _ in range(20):
+            assert bugs.bugs(families.draw(draw, (family,))), family
+
+
+def test_the_corpus_without_bugs_is_the_same_one_corrected():
+    clean, buggy = (list(make.documents(1_000, bug_share=share)) for share in (0, make.BUG_SHARE))
+    changed = sum(one != two for one, two in zip(clean, buggy, strict=True))
+    assert 0.3 < changed / 1_000 < 0.4  # 40 % of the 88 % that have code
+    rows = [row for _, row, _ in make.rows(count=300, bug_share=0.4)]
+    asked = [row["prompt"] for _, row, _ in make.rows(count=300)]
+    assert [row["prompt"] for row in rows] == asked
 
 
 # ── The training rows ──

@@ -122,12 +122,13 @@ def test_check_refuses_orphans_errors_and_absolute_paths(project):
 
 
 # ── readme_figure.py ──
-def test_readme_has_the_numbers_of_the_pages_and_tables(tmp_path):
+def test_readme_and_status_have_the_numbers_of_the_pages_and_tables(tmp_path):
     """Those of a run are written by whoever has one; the others follow from files that are here."""
     assert readme_figure.described(readme_figure.bars()) in readme_figure.FIGURE.read_text()
-    copy = tmp_path / "README.md"
-    shutil.copy(ROOT / "README.md", copy)
     found = readme_figure.numbers(tmp_path)
-    assert not readme_figure.write_numbers(found, copy), "tools/readme_figure.py numbers"
+    for page in readme_figure.NUMBERED:
+        copy = tmp_path / page.name
+        shutil.copy(page, copy)
+        assert not readme_figure.write_numbers(found, copy), "tools/readme_figure.py numbers"
     assert readme_figure.write_numbers({**found, "ratio": "7 to 9"}, copy) == ["ratio"]
     assert "<!--ratio-->7 to 9<!---->" in copy.read_text()

@@ -24,6 +24,7 @@ from tunix.models.gemma4 import model as gemma4
 
 from helpers import gemma, merge, pictures, train, weights
 from tables import architecture
+from tables.errors import UserError
 
 CONFIGS = ROOT / "data" / "configs"
 PUBLISHED_TARGETS = ".*q_einsum|.*kv_einsum|.*attn_vec_einsum|.*gate_proj|.*down_proj|.*up_proj"
@@ -625,6 +626,37 @@ def test_the_newest_checkpoint_that_restores_is_taken(bfloat16, tmp_path, capsys
         with pytest.raises(ValueError, match="none of the checkpoints .*fresh=True"):
             train.restore(manager, run.state, {"rank": 4})
         assert manager.all_steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("damage", [lose_moments, cut_arrays, cut_position, lambda folder: None])
+def test_fresh_throws_checkpoints_away_whatever_they_look_like(bfloat16, tmp_path, damage):
+    folder = tmp_path / "checkpoints"
+    with train.open_checkpoints(folder, 1, 3) as manager:
+        save_all(manager, bfloat16, 1, 2, 3)
+    damage(folder / "3")
+    (folder / "4.orbax-checkpoint-tmp-1700000000").mkdir()
+    (folder / "5").mkdir()
+    train.throw_away(folder)
+    assert not folder.exists()
+    train.throw_away(folder)  # there is nothing to throw away, as before the first run
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "2024/holiday.jpg", "photos/2024/one.jpg", "3/x"])
+def test_a_folder_that_we_did_not_make_is_neither_thrown_away_nor_replaced(
+        bfloat16, tmp_path, name):
+    """CHECKPOINTS=~ and fresh=True once deleted a home; a folder called 2024 was a torn step."""
+    with train.open_checkpoints(tmp_path, 1, 2) as manager:
+        save_all(manager, bfloat16, 1, 2)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = {path for path in tmp_path.rglob("*")}
+    with pytest.raises(UserError, match="isn't a checkpoint.*set CHECKPOINTS"):
+        train.throw_away(tmp_path)
+    if name[0].isdecimal():
+        with train.open_checkpoints(tmp_path, 1, 2) as manager:
+            with pytest.raises(UserError, match="isn't a checkpoint.*set CHECKPOINTS"):
+                train.restore(manager, bfloat16.state, {"rank": 4})
+    assert {path for path in tmp_path.rglob("*")} == before
 
 
 def test_one_of_several_hosts_stops_at_a_torn_checkpoint(bfloat16, tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""The same model in PyTorch, for tests/test_train.py. Runs in .venv-serve (torch, transformers, peft).
+"""The same model in PyTorch, for tests/test_train.py.
+
+It runs in .venv-serve, which has torch, transformers and peft.
 
 torch_step.py logits BASE TOKENS.npy OUT.npy
 torch_step.py step BASE IN.npz OUT.npz RANK ALPHA LEARNING_RATE WEIGHT_DECAY MAX_GRAD_NORM
@@ -53,7 +55,8 @@ def step(base, source, out, rank, alpha, learning_rate, weight_decay, max_norm):
     paths = sorted({name.rsplit(".", 1)[0] for name in given})
     model = get_peft_model(load(base), LoraConfig(
         r=int(rank), lora_alpha=float(alpha), lora_dropout=0.0, bias="none",
-        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]))
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                        "down_proj"]))
     modules = dict(model.named_modules())
 
     def linear(path, hf):

@@ -50,10 +50,15 @@ def imports(path: Path) -> frozenset[Path]:
 
 
 def pages() -> list[Path]:
-    """The notebooks' sources in order: the lesson in the root, the appendices in their room."""
+    """The notebooks' sources in order: lesson, appendices, and last the page for own data."""
     files = [*ROOT.glob("[0-9][0-9]_*.py"), *(ROOT / "appendix").glob("[0-9][0-9]_*.py")]
+    files += ROOT.glob("own_data.py")
     return sorted(files, key=lambda path: path.name)
 
+
+def number_of(page: Path) -> str:
+    """What a page is called where a range is given: its number, or "own"."""
+    return page.name.partition("_")[0]
 
 
 def _imported_names(path: Path) -> set[str]:
@@ -122,6 +127,14 @@ def size(node: ast.AST) -> int:
     return sum(isinstance(inner, (ast.expr, ast.stmt)) for inner in ast.walk(node))
 
 
+def holds_another(comprehension: ast.AST) -> bool:
+    """Does a comprehension hold another one?"""
+    for node in ast.walk(comprehension):
+        if node is not comprehension and isinstance(node, COMPREHENSIONS):
+            return True
+    return False
+
+
 def is_typed(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Do the result and all parameters but self and cls have a type?"""
     spec = function.args
@@ -130,8 +143,10 @@ def is_typed(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         parameters.append(spec.vararg)
     if spec.kwarg:
         parameters.append(spec.kwarg)
-    named = [p for p in parameters if p.arg not in ("self", "cls")]
-    return function.returns is not None and all(p.annotation for p in named)
+    for parameter in parameters:
+        if parameter.annotation is None and parameter.arg not in ("self", "cls"):
+            return False
+    return function.returns is not None
 
 
 def percentile(values: list[int], share: float) -> int:
@@ -157,13 +172,13 @@ class Counts:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         self.lines += code_lines(text, tree)
-        self.longest_line = max(self.longest_line, *map(len, text.splitlines() or [""]))
+        for line in text.splitlines():
+            self.longest_line = max(self.longest_line, len(line))
         for node in ast.walk(tree):
             self.nodes += isinstance(node, (ast.expr, ast.stmt))
             if isinstance(node, COMPREHENSIONS):
                 self.comprehensions += 1
-                inner = [i for i in ast.walk(node) if isinstance(i, COMPREHENSIONS)]
-                self.nested += len(inner) > 1
+                self.nested += holds_another(node)
             if is_simple(node):
                 self.statements.append((size(node), f"{path}:{node.lineno}"))
             if isinstance(node, FUNCTIONS):
@@ -196,7 +211,10 @@ def counts_of(paths: list[Path]) -> Counts:
     """The counts over files and folders."""
     counts = Counts()
     for path in paths:
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        files = [path]
+        if path.is_dir():
+            files = sorted(path.rglob("*.py"))
+        for file in files:
             counts.add(file)
     return counts
 

@@ -6,27 +6,29 @@ on a new machine the packages are what the first stage installs. Several hosts: 
 """
 
 import argparse
-import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from helpers import run
+from helpers.report import training
 from helpers.run import UserError, read_json, run_dir, size, write_json, write_text
 from tables import hardware, stored
 
+if TYPE_CHECKING:  # serving needs packages that a new machine lacks
+    from serving import Options
+
 PYTHON = str(ROOT / ".venv/bin/python")
-STEPS, WARM = 30, 3  # steps to train; the first ones warm caches up and are not counted
+STEPS = 30  # to train
 # Of the one point of load: prompt tokens, answer tokens, requests/s, how many.
 LOAD = {"tiny": (256, 64, 1.0, 8), "e2b": (1024, 128, 1.0, 30), "31b": (1024, 128, 1.0, 60)}
 
@@ -75,7 +77,7 @@ class Stage(NamedTuple):
 
 def stages(machine: hardware.Hardware, size_name: str, own: Path) -> dict[str, Stage]:
     """{name: stage} for a machine, in order; they write to the folder `own`."""
-    serves = machine.slice == "v6e-8"
+    serves = machine.slice in ("v6e-8", "v5e-8")
     if not machine.slice and size_name == "tiny":
         serves = (ROOT / ".venv-serve").exists()
     skip = "" if serves else f"a {machine.slice or 'CPU without .venv-serve'} does not serve"
@@ -87,28 +89,25 @@ def stages(machine: hardware.Hardware, size_name: str, own: Path) -> dict[str, S
                        lambda: read_json(own / "serve.json"), skip)}
 
 
-def training(folder: Path) -> dict[str, Any]:
-    """What 03 left in a run directory: its machine.json, and its steps from log.jsonl."""
-    records = [json.loads(line) for line in (folder / "train/log.jsonl").read_text().splitlines()]
-    steps = [record for record in records if "loss" in record]
-    steady = steps[WARM:] or steps
-    seconds = [record["seconds"] for record in steady]
-    return {**read_json(folder / "train/machine.json"), "steps_measured": len(steady),
-            "step_seconds": statistics.median(seconds), "first_step_seconds": steps[0]["seconds"],
-            "real_tokens_per_second": sum(r["real_tokens"] for r in steady) / sum(seconds),
-            "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"]}
+def served(base: str) -> "Options":
+    """What the one start is made of; on a v5e-8 with few shapes, because the question is whether it
+    starts at all."""
+    from serving import Options, v5e
+    tiny, chips = size() == "tiny", 8 if size() == "31b" else 1
+    if hardware.here().slice == v5e.SLICE and not tiny:
+        few = v5e.TRIES[2].changes | {"model": base, "name": "base", "tensor_parallel": chips}
+        return replace(v5e.PLANNED, **few)
+    return Options(engine="cpu" if tiny else "tpu-docker", model=base, name="base", timeout=3600.0,
+                   max_model_len=1024 if tiny else 4096, tensor_parallel=chips)
 
 
 def serve() -> None:
     """Serve the base model, load it once, stop it; the result goes to serve.json."""
     from helpers import records, remote
-    from serving import load, options, server
+    from serving import load, server
     base = remote.stage(records.DataMeta.load().base_path)
     prompt, answer, rate, count = LOAD[size()]
-    tiny = size() == "tiny"
-    chosen = options.Options(engine="cpu" if tiny else "tpu-docker", model=str(base), name="base",
-                             timeout=3600.0, max_model_len=1024 if tiny else 4096,
-                             tensor_parallel=8 if size() == "31b" else 1)
+    chosen = served(str(base))
     try:
         record = server.start(chosen, run_dir("serve"))
         ready_seconds = round(record.age(), 1)

@@ -21,8 +21,10 @@ import notebooks
 from notebooks import ROOT, code_cells, shown, sources
 
 SOURCE_OF = {path.stem: path for path in sources()}
-PAGES = [path for pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*/*.md")
-         for path in sorted(ROOT.glob(pattern))]
+PAGES: list[Path] = []
+for _pattern in ("*.md", "docs/*.md", "appendix/*/*.md", "data/*/*.md", "tests/*.md",
+                 "tests/*/*.md"):
+    PAGES += sorted(ROOT.glob(_pattern))
 NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
          "an escape sequence or a progress bar": re.compile(r"\r(?!\n)|\x1b|\x08|\d+%\|"),
          "a warning": re.compile(r"\w*Warning:|^WARNING\b|^[WE]\d{4} [\d:.]+", re.M),
@@ -31,10 +33,12 @@ NOISE = {"text on stderr": re.compile(r"\A<stderr>"),
 
 def objections(*command: object) -> list[str]:
     """What a checker prints, one finding a line; nothing if it ends with 0."""
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True)
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 0:
         return []
-    return (done.stdout + done.stderr).replace(f"{ROOT}/", "").splitlines()
+    printed = done.stdout + done.stderr
+    return printed.replace(f"{ROOT}/", "").splitlines()
 
 
 @functools.cache
@@ -54,9 +58,11 @@ def numbers(path: Path) -> list[int]:
 
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    heads = re.findall(r"(?m)^#+ (.+)$", prose(path))
-    return {re.sub(r"[^\w\- ]", "", head.replace("`", "").lower()).replace(" ", "-")
-            for head in heads}
+    names = set()
+    for head in re.findall(r"(?m)^#+ (.+)$", prose(path)):
+        kept = re.sub(r"[^\w\- ]", "", head.lower())
+        names.add(kept.replace(" ", "-"))
+    return names
 
 
 def dead_links(path: Path) -> Iterator[str]:
@@ -67,11 +73,18 @@ def dead_links(path: Path) -> Iterator[str]:
         name, _, anchor = target.removeprefix(ours).partition("#")
         if "://" in name:
             continue
-        file = path if not name else (ROOT if target.startswith(ours) else folder) / name
+        file = path
+        if name:
+            start = ROOT if target.startswith(ours) else folder
+            file = start / name
         if not file.exists():
             yield f"{shown(path)}: no such file: {target}"
         elif anchor and file.suffix == ".md" and anchor not in anchors(file):
             yield f"{shown(path)}: no such heading: {target}"
+
+
+SECTIONS_OF = re.compile(  # "02, section 4" and "02 §4 to §6"
+    r"\b(\d\d)\]?,? (§\d+(?:(?:, | to | and )§\d+)*|sections? \d+\b(?!\.\d))")
 
 
 def wrong_sections(path: Path, known: dict[str, list[int]] | None = None) -> Iterator[str]:
@@ -82,20 +95,22 @@ def wrong_sections(path: Path, known: dict[str, list[int]] | None = None) -> Ite
     """
     known = known or {source.name[:2]: numbers(source) for source in sources()}
     own = numbers(path)
-    if path.suffix == ".py" and own != list(range(1, len(own) + 1)):
+    is_page = path.suffix == ".py"
+    if is_page and own != list(range(1, len(own) + 1)):
         yield f"{shown(path)}: sections are numbered {own}"
     text = re.sub(r"`[^`\n]*`", " ", prose(path))
     text = re.sub(r"\]\([^)]*\)", "]", text).replace("\n", " ")
     text = re.sub(r"[Ss]ection (\d+) of (?:notebook )?\[?(\d\d)\b", r"\2, section \1", text)
-    other = re.compile(r"\b(\d\d)\]?,? (§\d+(?:(?:, | to | and )§\d+)*|sections? \d+\b(?!\.\d))")
-    for number, places in other.findall(text):
-        for place in map(int, re.findall(r"\d+", places)):
-            if place not in known.get(number, ()):
+    for number, places in SECTIONS_OF.findall(text):
+        for place in re.findall(r"\d+", places):
+            if int(place) not in known.get(number, ()):
                 yield f"{shown(path)}: {number} has no section {place}"
-    if path.suffix == ".py":
-        for place in map(int, re.findall(r"[Ss]ections? (\d+)\b(?!\.\d)", other.sub(" ", text))):
-            if place not in own:
-                yield f"{shown(path)}: there is no section {place} here"
+    if not is_page:
+        return
+    without_others = SECTIONS_OF.sub(" ", text)
+    for place in re.findall(r"[Ss]ections? (\d+)\b(?!\.\d)", without_others):
+        if int(place) not in own:
+            yield f"{shown(path)}: there is no section {place} here"
 
 
 def stale_titles(source: Path) -> Iterator[str]:
@@ -124,22 +139,32 @@ def other_opening(source: Path) -> Iterator[str]:
         yield f"{shown(source)}: another opening cell than {sources()[0].name}"
 
 
+def noise_of(output: dict) -> Iterator[str]:
+    """Which kinds of `NOISE` are in one output of a cell."""
+    stream = "<stderr>\n" if output.get("name") == "stderr" else ""
+    kinds_of_data = list(output.get("data", {}))
+    text = "\n".join([stream + notebooks.said(output), *kinds_of_data])
+    for what, pattern in NOISE.items():
+        if pattern.search(text):
+            yield what
+
+
 def noise(path: Path) -> Iterator[str]:
     """What a reader should not have to see in a stored notebook's outputs."""
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", ()):
-            stream = "<stderr>\n" if output.get("name") == "stderr" else ""
-            text = "\n".join([stream + notebooks.said(output), *output.get("data", {})])
-            for what, pattern in NOISE.items():
-                if pattern.search(text):
-                    yield f"{shown(path)}: {what}, below {cell.source[:50]!r}"
+            for what in noise_of(output):
+                yield f"{shown(path)}: {what}, below {cell.source[:50]!r}"
     if path.stat().st_size > 1.5e6:
         yield f"{shown(path)}: {path.stat().st_size / 1e6:.1f} MB"
 
 
 def in_files(function: Callable[[Path], Iterable[str]], *paths: Path) -> list[str]:
     """All findings of a function, file by file."""
-    return [found for path in paths for found in function(path)]
+    findings: list[str] = []
+    for path in paths:
+        findings += function(path)
+    return findings
 
 
 CHECKS: dict[str, Callable[[], list[str]]] = {
@@ -164,9 +189,11 @@ CHECKS: dict[str, Callable[[], list[str]]] = {
 
 def main() -> None:
     """Print all findings."""
-    found = [line for check in CHECKS.values() for line in check()]
-    print("\n".join(found) or "lint: nothing to say")
-    raise SystemExit(1 if found else 0)
+    findings: list[str] = []
+    for check in CHECKS.values():
+        findings += check()
+    print("\n".join(findings) or "lint: nothing to say")
+    raise SystemExit(1 if findings else 0)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def text_of(notebook: Notebook) -> str:
 def made_by_us(path: Path) -> bool:
     """Did `build` make this notebook? Its cells' ids begin with a hash of their text."""
     notebook = stored(path)
-    if notebook is None or not re.fullmatch(r"\d\d_\w+", path.stem):
+    if notebook is None or not re.fullmatch(r"(\d\d|own)_\w+", path.stem):
         return False
     return all(re.fullmatch(r"[0-9a-f]{8}-\d+", cell.get("id", "")) for cell in notebook.cells)
 

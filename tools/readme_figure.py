@@ -1,18 +1,16 @@
-"""Draw the README's figures, and write its numbers.
+"""Draw README's figure of speeds, and write its numbers and those of STATUS.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
                                                        from data/dryrun/v5p-8_31b.csv
-    .venv/bin/python tools/readme_figure.py answers    draw assets/figures/before_after.svg from the
-                                                       answers in RUN_DIR/eval (default runs/tiny)
     .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
-                                                       <!----> in README.md, from that run and data/
+                                                       <!----> in README.md and docs/STATUS.md, from
+                                                       that run and data/
 """
 
 import json
 import os
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +23,14 @@ sys.path.insert(0, str(ROOT))
 import budget
 
 from helpers import style
-from tables import published
-from tables.errors import UserError
+from tables import measured, published
+from tpu_time import fit
 from tpu_time.bands import band, between
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
-ANSWERS = ROOT / "assets" / "figures" / "before_after.svg"
-EXAMPLE = "Prob031_updown"
+NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md")  # pages with <!--name--> marks
+RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
 
 class Bar(NamedTuple):
@@ -53,16 +51,29 @@ def steps() -> pd.DataFrame:
 def bars() -> list[Bar]:
     """What the figure shows, from the top.
 
-    The prediction of the published recipe with its range, what its authors measured, and the
-    prediction of the row that 03 trains with.
+    The prediction of the published recipe with its range, what its authors measured, the prediction
+    of the row that 03 trains with, and whatever readers have measured of the 31B (data/measured).
     """
     theirs, ours = steps().tokens_per_second_predicted[["published", "ours"]]
-    measured = float(published("training_results", "metric", "tpu")["throughput"])
+    told = float(published("training_results", "metric", "tpu")["throughput"])
     low, high = band(theirs)
     our_low, our_high = band(ours)
     return [Bar("published recipe, predicted", theirs, low, high, "SKY"),
-            Bar("published recipe, measured by its authors", measured, measured, measured, "RED"),
-            Bar("this series, predicted", ours, our_low, our_high, "BLUE")]
+            Bar("published recipe, measured by its authors", told, told, told, "RED"),
+            Bar("this series, predicted", ours, our_low, our_high, "BLUE"),
+            *measured_bars()]
+
+
+def measured_bars(folder: Path = measured.FOLDER) -> list[Bar]:
+    """A bar for each report of the 31B that has come back; none as long as there's no report."""
+    found = []
+    for report in measured.reports(folder):
+        speed = report.values.get("real_tokens_per_second")
+        if report.size == "31b" and speed:
+            made_up = " (made up)" if report.made_up else ""
+            label = f"this series on a {report.slice}, measured by a reader{made_up}"
+            found.append(Bar(label, speed, speed, speed, "GREEN"))
+    return found
 
 
 def described(points: list[Bar]) -> str:
@@ -102,56 +113,8 @@ def save(fig: Any, target: Path, description: str) -> None:
     fig.savefig(target, metadata={"Date": None, "Description": description})
 
 
-class Answers(NamedTuple):
-    """A request, what the model answered before and after training, and after how many steps."""
-
-    asked: str
-    base: str
-    tuned: str
-    steps: int
-
-
-def answers(folder: Path) -> Answers:
-    """The running example of a finished run, from 07."""
-    prompt = (ROOT / "data" / "tiny_eval" / f"{EXAMPLE}_prompt.txt").read_text()
-    with open(folder / "train" / "log.jsonl") as file:
-        last = max(json.loads(line)["step"] for line in file)
-    return Answers(prompt.split("\n\n", 1)[1], answer_of(folder, "base"),
-                   answer_of(folder, "tuned"), last)
-
-
-def answer_of(folder: Path, model: str) -> str:
-    """What a model of the run said to the example, greedily, asked as it was trained."""
-    with open(folder / "eval" / model / "samples.jsonl") as file:
-        for line in file:
-            row = json.loads(line)
-            if row["problem"] == EXAMPLE and row["plan"] == "ours, greedy":
-                return row["text"]
-    raise UserError(f"{file.name} holds no answer to {EXAMPLE}. Run 07 first.")
-
-
-def draw_answers(shown: Answers, target: Path) -> None:
-    """Three panels of text: what is asked, and what the model says before and after training."""
-    fig, axes = style.figure(9.6, 2.35, columns=3, width_ratios=(1, 0.75, 1.1))
-    titles = ("You ask", "Before training", f"After {shown.steps} steps of LoRA on two CPU cores")
-    colors = (style.BLACK, style.RED, style.BLUE)
-    texts = shown[:3]
-    for ax, title, color, text in zip(axes, titles, colors, texts, strict=True):
-        ax.set_axis_off()
-        ax.set_title(title, color=color, fontsize=10)
-        lines = []
-        for line in text.strip("\n").splitlines():
-            if not line.startswith("```"):
-                lines += textwrap.wrap(line, 40) or [""]
-        ax.text(0, 0.97, "\n".join(lines), family="monospace", fontsize=8, va="top",
-                transform=ax.transAxes, color=style.BLACK)
-    fig.supxlabel(f"Tiny Gemma 4, greedy answers to {EXAMPLE}, a problem that training never saw",
-                  fontsize=8, color=style.GREY, x=0.01, ha="left")
-    save(fig, target, json.dumps(texts))
-
-
 def numbers(run: Path) -> dict[str, str]:
-    """{name: text} of README's numbers, as far as the run and the tables have them."""
+    """{name: text} of the pages' numbers, as far as the run and the tables have them."""
     return reading_numbers() | run_numbers(run) | step_numbers()
 
 
@@ -159,7 +122,7 @@ def reading_numbers() -> dict[str, str]:
     """Minutes that each page takes to read, and hours of 01 to 07."""
     texts, seven = {}, 0.0
     for path in budget.pages():
-        number, minutes = path.stem[:2], budget.reading(path)["minutes"]
+        number, minutes = budget.number_of(path), budget.reading(path)["minutes"]
         texts[f"read_{number}"] = f"{minutes:.0f}"
         if "01" <= number <= "07":
             seven += minutes
@@ -172,7 +135,7 @@ def run_numbers(run: Path) -> dict[str, str]:
     if (run / "times.json").exists():
         seconds = json.loads((run / "times.json").read_text())["seconds"]
         for name, value in seconds.items():
-            texts[f"run_{name[:2]}"] = f"{value:.0f}"
+            texts[f"run_{name.partition('_')[0]}"] = f"{value:.0f}"
     if not (run / "eval" / "comparison.json").exists():
         return texts
     scores = json.loads((run / "eval" / "comparison.json").read_text())
@@ -188,15 +151,19 @@ def run_numbers(run: Path) -> dict[str, str]:
 
 
 def step_numbers() -> dict[str, str]:
-    """Memory and speed of the compiled steps, with their ranges."""
+    """Memory and speed of the compiled steps with their ranges, and hours of a whole run."""
     table = steps()
-    theirs, ours, whole, int8 = table.tokens_per_second_predicted[
-        ["published", "ours", "ours, mesh (4, 1)", "ours, mesh (4, 1), int8 products"]]
+    theirs, ours, whole = table.tokens_per_second_predicted[
+        ["published", "ours", "ours, mesh (4, 1)"]]
+    fitted, price = fit.will_it_fit("v5p", 4), fit.price("v5p", 4)
+    hours = {speed: fit.run_cost(fitted, RUN_TOKENS, price, speed)["hours_text"]
+             for speed in (ours, whole)}
     return {
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",
         "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2),
+        "ratio_two": between(ours / theirs, 2, sigmas=2), "hours_ours": hours[ours],
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
-        "speed_int8": between(int8, form="{:,.0f}"), "ratio_int8": between(int8 / theirs, 2)}
+        "ratio_rows_two": between(whole / theirs, 2, sigmas=2), "hours_rows": hours[whole]}
 
 
 def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
@@ -212,15 +179,13 @@ def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
 
 
 def main() -> None:
-    """Draw one of the figures, or write the numbers."""
+    """Draw the figure, or write the numbers."""
     matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
-        changed = write_numbers(numbers(run), ROOT / "README.md")
-        print("README.md:", ", ".join(changed) or "all current")
-    elif "answers" in sys.argv[1:]:
-        draw_answers(answers(run), ANSWERS)
-        print(f"{ANSWERS.relative_to(ROOT)} drawn")
+        for page in NUMBERED:
+            changed = write_numbers(numbers(run), page)
+            print(f"{page.name}:", ", ".join(changed) or "all current")
     else:
         points = bars()
         draw(points, FIGURE)

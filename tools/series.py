@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import notebooks
+from budget import number_of
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -53,12 +54,12 @@ def chosen(words: Sequence[str]) -> list[Path]:
         raise UserError(f"{' '.join(words)}: name one notebook, or the first and the last of a "
                         "range.")
     first, last = (words[0], words[-1]) if words else ("01", "07")
-    numbers = [source.name[:2] for source in notebooks.sources()]
+    numbers = [number_of(source) for source in notebooks.sources()]
     if not {first, last} <= set(numbers):
         raise UserError(f"{first} to {last}: the notebooks are {', '.join(numbers)}.")
     if first > last:
         raise UserError(f"{first} comes after {last}: say `./run_all.sh {last} {first}`.")
-    return [source for source in notebooks.sources() if first <= source.name[:2] <= last]
+    return [page for page in notebooks.sources() if first <= number_of(page) <= last]
 
 
 def server(word: str) -> bool:
@@ -70,12 +71,30 @@ def server(word: str) -> bool:
     return done.returncode == 0
 
 
+def in_time(page: str) -> None:
+    """Refuse to begin a page after RUN_UNTIL, seconds since 1970; unset is forever.
+
+    Raises:
+      UserError: that moment has passed, or RUN_UNTIL is no number.
+    """
+    word = os.environ.get("RUN_UNTIL", "").strip() or "inf"
+    try:
+        late = time.time() >= float(word)
+    except ValueError:
+        raise UserError(f"RUN_UNTIL={word} is no number. Set it to seconds since 1970, such as "
+                        "$(date -d '+8 hours' +%s), or unset it.") from None
+    if late:
+        raise UserError(f"the time until RUN_UNTIL is up: {page} doesn't begin. What was finished "
+                        "is kept; run this again to go on.")
+
+
 def execute(sources: Sequence[Path]) -> None:
     """Execute the pages in order, with times; the server for a lone 06 is started first."""
-    numbers = [source.name[:2] for source in sources]
+    numbers = [number_of(source) for source in sources]
     seconds: dict[str, float] = {}
     for source in sources:
-        if source.name[:2] == "06" and "05" not in numbers and not server("start"):
+        in_time(source.stem)
+        if number_of(source) == "06" and "05" not in numbers and not server("start"):
             raise UserError("06 needs the server as 05 left it, and it does not start (see above). "
                             "`./run_all.sh 05 06` runs both.")
         start = time.perf_counter()
@@ -105,7 +124,7 @@ def main(*words: str) -> None:
     os.environ |= {"SIZE": size(), "RUN_DIR": str(run_dir().resolve())}  # for servers and kernels
     sources = chosen(words)
     run.writing()
-    serves = {"05", "06", "07"} & {source.name[:2] for source in sources}
+    serves = {"05", "06", "07"} & set(map(number_of, sources))
     was_there = serves and server("status")
     try:
         execute(sources)

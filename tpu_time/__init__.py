@@ -1,4 +1,6 @@
-"""A compiled TPU program becomes seconds, bytes and dollars; no TPU is needed, and no JAX to read one.
+"""A compiled TPU program becomes seconds, bytes and dollars.
+
+No TPU is needed, and no JAX to read a program.
 
     from tpu_time import Box, predict, profile
     text = '''HloModule m, is_scheduled=true
@@ -8,7 +10,8 @@
     }'''
     print(predict(text, Box("v5e", (1, 1))).seconds)
 
-`compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (appendix/08_dryrun.py, section 1).
+`compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (section 1 of
+appendix/08_dryrun.py).
 """
 
 import importlib

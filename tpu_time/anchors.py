@@ -49,6 +49,7 @@ class Anchor:
       seconds: predicted without compiling, beside what is compiled.
       options: for the compiler.
       mesh: shape; None for all chips along the first axis.
+      sets: the constant of the model that this measurement set, so that it can't test it; or "".
     """
 
     program: str
@@ -61,6 +62,7 @@ class Anchor:
     seconds: Callable[[], float] | None = None
     options: dict = field(default_factory=dict)
     mesh: tuple[int, int] | None = None
+    sets: str = ""
 
 
 def on(devices: list, shapes: Any, shape: tuple[int, int] | None = None,
@@ -240,6 +242,65 @@ def maxtext_flops(layers: int = 32, width: int = 8_192, inner: int = 28_672,
     return 3 * rows * length * (2 * weights + 4 * length * width * layers)
 
 
+BIG = 32_768  # rows and columns of the matrices of basic_ops.py
+
+
+def eight_chips(function: Callable, dtype: str, shapes: list[tuple], specs: list[tuple],
+                mapped: bool = False) -> Lower:
+    """A function of arrays that are cut over eight chips; `mapped`: of each chip's own pieces."""
+    def lower(devices):
+        mesh = jax.make_mesh((8,), ("x",), devices=devices,
+                             axis_types=(jax.sharding.AxisType.Auto,))
+        arguments = []
+        for shape, spec in zip(shapes, specs, strict=True):
+            where = NamedSharding(mesh, PartitionSpec(*spec))
+            arguments.append(jax.ShapeDtypeStruct(shape, dtype, sharding=where))
+        whole = function
+        if mapped:
+            pieces = tuple(PartitionSpec(*spec) for spec in specs)
+            whole = jax.shard_map(function, mesh=mesh, in_specs=pieces,
+                                  out_specs=PartitionSpec(), check_vma=False)
+        return jax.jit(whole).lower(*arguments)
+    return lower
+
+
+def three_ffns(x: jax.Array, gate: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
+    """Llama 7B's MLP three times in a row, of pieces of its matrices, summed over the chips."""
+    for _ in range(3):
+        inner = jax.nn.silu((x @ gate).astype(jnp.bfloat16)) * (x @ up)
+        x = jax.lax.psum(inner @ down, "x")
+    return x
+
+
+def basic_ops() -> dict[str, Anchor]:
+    """Products and collectives that basic_ops.py timed on a v5litepod-8, in two types."""
+    square, ffn = (BIG, BIG), [(8, 4_096), (4_096, 11_008), (11_008, 4_096), (4_096, 11_008)]
+    rows, columns = ("x",), (None, "x")
+    programs: dict[str, tuple] = {  # what: (text, function, shapes, specs, of each piece, ms, ms)
+        "product": (f"product of two {BIG:,} x {BIG:,} matrices on each chip", jnp.matmul,
+                    [square, square], [(), ()], False, 438.17, 186.436),
+        "columns x rows": ("the same product, each chip an eighth of the sum", jnp.matmul,
+                           [square, square], [columns, rows], False, 108.891, 54.9044),
+        "rows x rows": ("the same product, each chip an eighth of the rows of both", jnp.matmul,
+                        [square, square], [rows, rows], False, 76.6386, 38.6539),
+        "gather": (f"all-gather of a {BIG:,} x {BIG:,} matrix", lambda x: jax.lax.all_gather(x, "x"),
+                   [square], [rows], True, 68.3381, 34.4571),
+        "psum": (f"all-reduce of {BIG // 8:,} x {BIG:,} numbers", lambda x: jax.lax.psum(x, "x"),
+                 [square], [rows], True, 8.25386, 4.34715),
+        "ffn": ("three MLPs of Llama 7B for eight tokens", three_ffns, ffn,
+                [(), columns, rows, columns], True, 0.611614, 0.483992)}
+    found = {}
+    for what, (text, function, shapes, specs, mapped, *measured) in programs.items():
+        for dtype, milliseconds in zip(("bfloat16", "int8"), measured, strict=True):
+            found[f"v5e-8 {what} {dtype}"] = Anchor(
+                f"{text}, {dtype}", "v5e-8", milliseconds, "one call",
+                "AI-Hypercomputer/jetstream-pytorch: pull request 168, benchmarks/basic_ops.py",
+                "August 2024, mean of five", mesh=(8, 1),
+                lower=eight_chips(function, dtype, shapes, specs, mapped),
+                sets="links.SNAKE" if what in ("gather", "psum") else "")
+    return found
+
+
 VMEM = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
 BESIDE = dict.fromkeys(("xla_tpu_enable_async_collective_fusion_fuse_all_gather",
                         "xla_enable_async_collective_permute",
@@ -299,6 +360,7 @@ ANCHORS = {
 }
 
 
+ANCHORS |= basic_ops()
 TOPOLOGIES = {"v5p-128": "v5p:4x4x4"}  # of slices that nobody here rents
 
 
@@ -327,7 +389,7 @@ def measure(name: str) -> dict[str, str]:
             "measured_ms": f"{measured:.5g}",
             "predicted_ms": f"{1e3 * seconds:.5g}" if seconds else "",
             "miss": f"{1e3 * seconds / measured - 1:.3f}" if seconds else "",
-            "source": anchor.source, "versions": anchor.versions,
+            "sets": anchor.sets, "source": anchor.source, "versions": anchor.versions,
             "options": " ".join(f"{key}={value}" for key, value in anchor.options.items()),
             "jax": metadata.version("jax"), "libtpu": compiler.version(),
             "compile_cpu_seconds": f"{time.process_time() - start:.0f}",

@@ -11,7 +11,7 @@ from tpu_time.links import COPY, Box, Transfer, box_of, collective_time, send_ti
 from tpu_time.tape import (
     About, Branches, Compute, Copy, Job, Loop, PartOf, Send, Tape, Wait, everything_is_other, read)
 
-VERSION = 3  # of these rules; a stored prediction names the one that made it
+VERSION = 4  # of these rules; a stored prediction names the one that made it
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
 
 
@@ -195,7 +195,8 @@ class Clock:
     def take_links(self, seconds: float, axes: tuple[str, ...]) -> float:
         """When a transfer starts: after those before it that use one of its links.
 
-        "x" are the links along x in both directions, "x+" those in one: a link carries both at once.
+        "x" are the links along x in both directions, "x+" those in one: a link carries both at
+        once.
         """
         ways = []
         for axis in axes:

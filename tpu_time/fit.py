@@ -42,13 +42,19 @@ CHECKPOINT_GB = {"31b": 62.5, "e2b": 10.2, "e4b": 16.0}
 # goes (github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b: tpu.env and the report of 2026-08-25).
 GB_PER_S = 0.2
 UP_GB_PER_S = 0.057
-# Three programs of five minutes: two that answer, one that validates. The step compiles while the base is
-# loaded. Published: 3 to 8 minutes for one.
+# Three programs of five minutes: two that answer, one that validates. The step compiles while the
+# base is loaded. Published: 3 to 8 minutes for one.
 COMPILE_MINUTES = 15
 EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
-STEP_ROWS = {"31b": 2, "e2b": 4, "e4b": 4}          # of an optimizer step, as in 03
+STEP_ROWS = stored.ROWS_PER_STEP                    # of an optimizer step, as in 03
 SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
+# Tokens that 03 takes before and as often after training, one at a time: 512 answered, and up to
+# 256 by which one of its prompts may be longer than another.
+ANSWER_TOKENS = 2 * (512 + 256)
+# What a token takes, in times of reading the chip's weights once: assumed. Six layers of the 31B,
+# compiled for a v5p-8 on mesh (1, 4), say 15 ms for sixty, 2.7 times.
+ANSWER_OVER_FLOOR = 3.0
 # FLOPs of a step for a weight and a token: 2 forward, 2 backward, 2 more if it recomputes.
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
 
@@ -58,7 +64,9 @@ WHERE_FROM = {
     "compile": "three programs, the step's beside loading; published: 3 to 8 minutes for one",
     "optimizer steps": "predicted from the compiled program (08)",
     "validate": "a forward pass: a half of a step's work, a third if it recomputes",
-    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps"}
+    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps",
+    "answer before and after": f"{ANSWER_TOKENS:,} tokens, each {ANSWER_OVER_FLOOR:g} times what "
+                               "reading the weights takes: assumed"}
 
 
 @dataclass(frozen=True)
@@ -153,11 +161,21 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
         first, last = (tp, fsdp) if turned else (fsdp, tp)
         adapters += math.prod(a) / first + math.prod(b) / last
         quantised += module.size
-    weights = 2.0 * architecture.parameters(config)["total"]
+    weights = 2.0 * (architecture.parameters(config)["total"] + _padding(config))
     if base_dtype != "bfloat16":
         scales = 2.0 / TILE if base_dtype == "nf4" else 0.0
         weights += quantised * (BASE_BYTES[base_dtype] - 2.0 + scales)
     return weights / (fsdp * tp) / GIB, 12 * adapters / GIB
+
+
+def _padding(config: dict) -> int:
+    """Numbers that a chip stores to fill up the per-layer table of E2B and E4B, token by token.
+
+    A token's numbers are [layers, 256] there, and a TPU stores rows in eights.
+    """
+    text = architecture.text_config(config)
+    missing = -int(text["num_hidden_layers"]) % 8
+    return text["vocab_size"] * missing * (text.get("hidden_size_per_layer_input") or 0)
 
 
 def _layer_bytes(layer: architecture.Layer, length: int, tp: int) -> tuple[float, float]:
@@ -207,7 +225,9 @@ def estimate(model: str, fsdp: int, tp: int, base_dtype: str, remat: str, rows: 
     kept = _kept_activations(architecture.layers(config), remat, row_length, tp)
     vocabulary = architecture.text_config(config)["vocab_size"]
     return {"base weights": base, "adapters and Adam": adapters,
-            "gradients": adapters / 2,  # of the adapters, in float32, and a copy in bfloat16
+            # Of the adapters, in float32, and a copy in bfloat16; beside a sum where there are
+            # several.
+            "gradients": adapters / 2 + (adapters / 3 if rows < STEP_ROWS[model] else 0.0),
             "activations": tokens * kept / GIB,
             "logits": tokens / 2 * vocabulary / tp * 8 / GIB,
             "gathered weights": _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp) / GIB}
@@ -354,7 +374,8 @@ def run_cost(fit: Fit, tokens: float, dollars_per_hour: float,
     minutes = {
         "download the base": size / GB_PER_S / 60, "load it onto the chips": size / GB_PER_S / 60,
         "compile": float(COMPILE_MINUTES), "optimizer steps": tokens / speed / 60,
-        "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60}
+        "validate": work / speed / 60, "save": saves * saved / GB_PER_S / 60,
+        "answer before and after": answer_minutes(fit)}
     hours = sum(minutes.values()) / 60
     predicted = (minutes["optimizer steps"] + minutes["validate"]) / 60
     ends = [hours]
@@ -367,6 +388,16 @@ def run_cost(fit: Fit, tokens: float, dollars_per_hour: float,
     return {"minutes": minutes, "hours": hours, "dollars": hours * dollars_per_hour,
             "at_least": at_least, "hours_text": sign + hours_text,
             "dollars_text": sign + dollars_text}
+
+
+def answer_minutes(fit: Fit) -> float:
+    """Minutes that 03's answers take before and after training, on whatever mesh it trains.
+
+    Each chip multiplies its own part of every weight, so a token takes no less than reading that.
+    """
+    kind = chip(fit.slice.split("-")[0])
+    weights = held(fit.model, 1, fit.chips, fit.base_dtype)[0] * GIB
+    return ANSWER_TOKENS * ANSWER_OVER_FLOOR * weights / kind.bandwidth / 60
 
 
 @functools.cache

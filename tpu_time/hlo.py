@@ -1,4 +1,4 @@
-"""A compiled program's text: its instructions, what they compute and move, and where they come from.
+"""A compiled program's text: its instructions, what they compute and move, and what made them.
 
 `compiled.as_text()` is XLA's *scheduled* program: instructions in the order in which a chip runs
 them, most with the back end's own count of cycles, collectives with their sizes and groups. This

@@ -2,7 +2,7 @@
 
 Clock, peak and bandwidth are the vendor's. The shape of the links is the scaling book's (Austin et
 al., "How to Scale Your Model", https://jax-ml.github.io/scaling-book/tpus). Two shares of them are
-measured, `COPY` and `LINK`.
+measured, `COPY` and `LINK`; `SNAKE` is for one shape of slice.
 """
 
 import functools
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tables.errors import UserError
 from tables.hardware import Chip, chip, slice_of
 
 # Operations a cycle, two for multiply and add: cores x matrix units x cells x 2. v5p has 2 cores
@@ -32,6 +33,16 @@ COPY = 0.83
 # 01-CCE/data/mesh_pathology_tpu_v5e_synthetic/results.csv, rows projection_collective_loop and
 # chunked_matmul_loop; medians of ten).
 LINK = 0.90
+# What all eight chips of a v5e or v6e of 2 x 4 reach, in links of one chip. A line of four has no
+# link from its end to its beginning, so a collective can't send along both dimensions as on 2 x 2,
+# or both ways round as in a ring of 16. The compiler says so: its text names one ring through the
+# eight chips ("1DAllGatherNonMajorDim"; for sums "UniDirection1DRingStrategy", "colors:2").
+# Measured on a v5litepod-8 (AI-Hypercomputer/jetstream-pytorch, pull request 168): gathers of 2 and
+# 1 GiB took 68.3 and 34.5 ms, less a copy of the result 30 of 45 GB/s; sums of 256 and 128 MiB 57
+# and 54 GB/s. A ring with wrap-around reaches 95 % of both directions (the scaling book's 8 x 16),
+# so this is what the missing links cost. On a v5p of 2 x 2 x 1 the text names
+# "2DAllGatherOnMajorDim", along both dimensions.
+SNAKE = {"all-gather": 0.67, "reduce-scatter": 1.25, "all-reduce": 1.25}
 
 Group = Sequence[int]  # partitions of the program that talk to each other
 
@@ -73,8 +84,18 @@ class Box:
 
     @property
     def clock(self) -> float:
-        """Cycles a second: the vendor's, or peak over operations a cycle."""
-        return self.spec.clock or self.spec.flops / PER_CYCLE[self.chip]
+        """Cycles a second: the vendor's, or peak over operations a cycle.
+
+        Raises:
+          UserError: neither is known of this kind of chip, so no program can be timed on it.
+        """
+        if self.spec.clock:
+            return self.spec.clock
+        if self.chip not in PER_CYCLE:
+            raise UserError(f"nothing here knows the clock of a {self.chip}, so no program can be "
+                            "timed on it. Give its row in tables/hardware.py a clock, or add its "
+                            "operations a cycle to PER_CYCLE in tpu_time/links.py.")
+        return self.spec.flops / PER_CYCLE[self.chip]
 
     @functools.cached_property
     def places(self) -> np.ndarray:
@@ -89,6 +110,11 @@ class Box:
         if self.chip == "v5p":  # by optical switches between full cubes
             return all(size % 4 == 0 for size in self.shape)
         return self.shape[dimension] == 16  # v5e and v6e: where it is the whole pod's
+
+    def snakes(self, group: Group) -> bool:
+        """Whether collectives of a group go through its 2 x 4 chips one by one (`SNAKE`)."""
+        extents = [len(np.unique(column)) for column in self.places[list(group)].T]
+        return self.chip in ("v5e", "v6e") and sorted(extents)[-2:] == [2, 4] and len(group) == 8
 
     def reach(self, group: Group) -> Reach | None:
         """What the links bring to a group's worst placed chip.
@@ -260,6 +286,8 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
         once = send_time(size / members, pairs, where)
         return Transfer(rounds * (members - 1) * once.seconds, once.links)
     names, speed, hops = min(reaches, key=lambda reach: reach.speed)
+    if kind in SNAKE and where.snakes(groups[0]):
+        speed = SNAKE[kind] * where.spec.link_bandwidth
     if kind == "all-to-all":
         columns = where.places[list(groups[0])].T
         longest = max(len(np.unique(column)) for column in columns)

@@ -224,9 +224,9 @@ def transfer_of(program: Program, line: Instruction, computation: str) -> Ends |
     XLA for TPUs writes collectives in five ways: an operation of its own, which stops the chip; a
     pair of `-start` and `-done`; the same pair around a call that the SparseCore executes
     (`call-start`, `async_execution_thread="sparsecore"`); a fusion around `%all-reduce-scatter`,
-    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`, products
-    that carry the transfer along (`%async_collective_fusion`; they have cycles and are products like
-    others), and one that calls `AsyncCollectiveDone`.
+    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`,
+    products that carry the transfer along (`%async_collective_fusion`; they have cycles and are
+    products like others), and one that calls `AsyncCollectiveDone`.
     """
     thread = line.attribute(r'async_execution_thread="([^"]+)"')
     if thread not in (None, "main", "sparsecore"):

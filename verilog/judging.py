@@ -468,14 +468,43 @@ def _ended(limit: str, phase: str, limits: Limits, log: str) -> Verdict:
     return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
 
 
+_NAMED: set[Problem] = set()  # the broken problems that were named
+
+
+def _name_broken(problems: list[Problem], pool: ThreadPoolExecutor) -> None:
+    """Before any answer is judged, name the problems whose own files don't compile; each once.
+
+    Raises:
+      UserError: as for `judge`.
+    """
+    version = ".".join(str(number) for number in icarus_version())
+    broken = []
+    for problem, exam in zip(problems, pool.map(_prepare, problems), strict=True):
+        if isinstance(exam, Verdict) and problem not in _NAMED:
+            broken.append(problem)
+    if not broken:
+        return
+    _NAMED.update(broken)
+    names = ", ".join(problem.name for problem in broken)
+    print(f"{len(broken)} of {len(problems)} problems are broken: Icarus {version} can't compile "
+          f"their own files, so no answer to them can pass ({names})")
+
+
 def judge_many(candidates: Iterable[tuple[Problem, str | None]],
                limits: Limits = DEFAULT) -> list[Verdict]:
-    """Judge many (problem, code or None) pairs in parallel: verdicts in order, equal pairs once."""
+    """Judge many (problem, code or None) pairs in parallel: verdicts in order, equal pairs once.
+
+    One line is printed first if problems are among them whose own files don't compile.
+
+    Raises:
+      UserError: as for `judge`.
+    """
     candidates = list(candidates)
     different = list(dict.fromkeys(candidates))
     problems = [problem for problem, _ in different]
     codes = [code for _, code in different]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        _name_broken(list(dict.fromkeys(problems)), pool)
         verdicts = pool.map(lambda problem, code: judge(problem, code, limits), problems, codes)
         by_candidate = dict(zip(different, verdicts, strict=True))
     return [by_candidate[candidate] for candidate in candidates]

@@ -75,9 +75,10 @@ def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.D
         read.append((problem, found.code))
         by_ours.append((problem, ours.code))
     verdicts = judging.judge_many([*read, *by_ours])
-    count = len(answers)
+    by_plan = verdicts[:len(answers)]
+    by_our_rules = verdicts[len(answers):]
     rows = []
-    for answer, verdict, by_our_rule in zip(answers, verdicts[:count], verdicts[count:], strict=True):
+    for answer, verdict, by_our_rule in zip(answers, by_plan, by_our_rules, strict=True):
         (plan_name, problem_name, index), row, how = answer
         rows.append({
             "plan": plan_name,

@@ -27,8 +27,6 @@ INDEX = re.compile(r"\[(\d+)\]")
 ASSIGNED = re.compile(r"^(.*?(?:<=|=) )([^=<>?]+);$")
 WORD = re.compile(r"[A-Za-z_]\w*")
 
-KINDS = ("operator", "edge", "constant", "condition", "branch", "range", "operand")
-
 
 def replaced(line: str, match: re.Match, text: str) -> str:
     """The line with the match replaced by `text`."""
@@ -106,9 +104,10 @@ def other_ranges(line: str) -> list[str]:
 def other_operands(line: str, design: Design) -> list[str]:
     """An input taken for another one of the same width, right of the assignment."""
     widths = {port.name: port.width for port in design.ports if port.direction == "input"}
-    start = max(line.find("= ") + 2, 0) if "= " in line else len(line)
+    if "= " not in line:
+        return []
     lines = []
-    for match in WORD.finditer(line, start):
+    for match in WORD.finditer(line, line.index("= ") + 2):
         for name, width in widths.items():
             if match[0] in widths and name != match[0] and width == widths[match[0]]:
                 lines.append(replaced(line, match, name))
@@ -116,9 +115,8 @@ def other_operands(line: str, design: Design) -> list[str]:
 
 
 def wrong_lines(line: str, design: Design) -> dict[str, list[str]]:
-    """{kind of bug: what the line may become}, in the order of `KINDS`."""
-    declaration = line.lstrip().startswith("reg ")
-    if declaration:
+    """{kind of bug: what the line may become}."""
+    if line.lstrip().startswith("reg "):  # a declaration
         return {"range": other_ranges(line)}
     return {"operator": other_operators(line), "edge": other_edges(line),
             "constant": other_constants(line), "condition": other_conditions(line),

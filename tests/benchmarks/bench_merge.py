@@ -2,7 +2,8 @@
 
     .venv/bin/python tests/benchmarks/bench_merge.py [--quick] [folder]
 
-Writes a base of five layers as wide as the 31B's (5.1 GB, random), then copies it and merges rank-64
+Writes a base of five layers as wide as the 31B's (5.1 GB, random), then copies it and merges
+rank-64
 adapters into it, each in a process of its own. Anonymous memory is sampled every 5 ms. The limits:
 twice the largest tensor plus 300 MB, four times the copy. `--quick` uses a small base.
 """
@@ -53,7 +54,8 @@ def run_merge(folder):
         architecture.read_config(folder / "base"))
     adapters = {target.path: tuple(rng.standard_normal(shape, np.float32) * 0.02
                                    for shape in target.adapter(RANK)) for target in targets}
-    merge.merge_model(folder / "base", folder / "merged", merge.plan_merge(targets, adapters, PREFIX),
+    plan = merge.plan_merge(targets, adapters, PREFIX)
+    merge.merge_model(folder / "base", folder / "merged", plan,
                       ALPHA / RANK)
 
 
@@ -80,7 +82,8 @@ def main():
     sizes = [2 * math.prod(shape) for shape in random_gemma.tensors(config).values()]
     adapters = sum(4 * math.prod(shape) for target in architecture.modules(config)
                    for shape in target.adapter(RANK))
-    with tempfile.TemporaryDirectory(prefix="bench_merge_", dir=paths[0] if paths else None) as folder:
+    place = paths[0] if paths else None
+    with tempfile.TemporaryDirectory(prefix="bench_merge_", dir=place) as folder:
         random_gemma.write(Path(folder) / "base", config)
         print(f"base {sum(sizes) / 1e9:.2f} GB, largest tensor {max(sizes) / 1e6:.0f} MB, "
               f"adapters {adapters / 1e6:.0f} MB, {os.cpu_count()} cores", flush=True)

@@ -15,8 +15,8 @@ from cost_data import page_data  # noqa: E402
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-MORE = ["docs/OWN_DATA", "docs/RENTING", "docs/TROUBLE", "docs/STATUS", "tools/site/cost", "docs/GLOSSARY", "CONTRIBUTING", "LOG",
-        "data/dryrun/README"]  # beside the notebooks
+MORE = ["docs/OWN_DATA", "docs/MACHINES", "docs/TROUBLE", "docs/STATUS", "tools/site/cost", "docs/GLOSSARY", "CONTRIBUTING", "LOG",
+        "data/dryrun/README", "data/measured/README"]  # beside the notebooks
 include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]
 nb_execution_mode = "off"
@@ -48,8 +48,10 @@ def prepare(app, name, source):
         source[0] = source[0].replace("COST_DATA", json.dumps(page_data()))
     if name == root_doc:
         stems = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-        parts = {"The series": [f"notebooks/{stem}" for stem in stems if stem < "08"],
-                 "Appendices": [f"notebooks/{stem}" for stem in stems if stem >= "08"],
+        pages = [f"notebooks/{stem}" for stem in stems]
+        parts = {"The series": [page for page in pages if page < "notebooks/08"],
+                 "Your own chats": ["notebooks/own_data"],
+                 "Appendices": [page for page in pages if "notebooks/08" <= page < "notebooks/own"],
                  "More": MORE}
         source[0] += "".join(CONTENTS % (what, "\n".join(pages)) for what, pages in parts.items())
 

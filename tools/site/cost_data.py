@@ -12,7 +12,7 @@ def _row(step: fit.Fit, dollars: float) -> dict:
             "compiled": step.compiled, "gib": round(step.total, 2), "limit": round(step.limit, 2),
             "speed": step.speed or step.bound, "predicted": step.speed is not None,
             "stepTokens": fit.step_tokens(step), "forward": 2 / fit.STEP_FLOPS[step.remat],
-            "pace": step.pace, "price": dollars}
+            "answers": fit.answer_minutes(step), "pace": step.pace, "price": dollars}
 
 
 def page_data() -> dict:

@@ -21,7 +21,8 @@
       ["optimizer steps", tokens / row.speed / 60, speed],
       ["validate", work / row.speed / 60,
        "a forward pass: a half of a step's work, a third if it recomputes"],
-      ["save", saves * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`]];
+      ["save", saves * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`],
+      ["answer before and after", row.answers, "assumed: a token takes three times what reading the weights takes"]];
     const hours = parts.reduce((sum, part) => sum + part[1], 0) / 60;
     const unsure = (parts[3][1] + parts[4][1]) / 60;  // predicted: a range, by tpu_time/bands.py
     const ends = row.predicted ? [1 / data.miss, data.miss].map(by => hours + unsure * (by - 1)) : [hours];

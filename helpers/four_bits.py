@@ -1,0 +1,256 @@
+"""Weights in four bits, as vLLM and its TPU package load them (compressed-tensors, W4A16).
+
+Each matrix of the language model's layers becomes three tensors: `weight_packed`, int32
+[out, in / 8] with eight numbers a word, `weight_scale`, bfloat16 [out, in / 32], and
+`weight_shape`. A weight is its number, -8 to 7, times the scale of its group of 32. Arithmetic
+stays in bfloat16: four bits save memory and the time to read it. Embedding, norms and towers are
+copied.
+
+`tests/test_four_bits.py` unpacks them with the library's own code
+(https://github.com/vllm-project/compressed-tensors).
+"""
+
+import re
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file, save_file
+
+from helpers.run import Progress, UserError, atomic_dir, read_json, room, write_json
+from helpers.weights import INDEX, Tensor, fingerprint, open_model
+from tables import architecture
+
+GROUP = 32  # weights that share a scale; a TPU's kernel wants fewer than 128
+WORD = 8    # numbers in an int32
+ROWS = 1_024  # of a matrix that are in memory at a time
+SHIFTS = 4 * np.arange(WORD, dtype=np.uint32)
+MATRIX = re.compile(architecture.PEFT_TARGETS + r"\.weight")
+LAYER = re.compile(r"model\.(language_model\.)?layers\.(\d+)\.")
+RECORD = "four_bits.json"  # in a folder: the fingerprint of what it was made from, and the errors
+METHOD: dict[str, Any] = {  # `quantization_config` of google's own gemma-4-31B-it-qat-w4a16-ct
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "format": "pack-quantized",
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False,
+                        "strategy": "group", "group_size": GROUP, "actorder": None},
+            "input_activations": None,
+            "output_activations": None,
+        },
+    },
+    "ignore": ["lm_head", "re:.*vision_.*", "re:.*audio_.*", "re:.*embed_.*", "re:.*per_layer_.*"],
+}
+
+
+# ── The arithmetic ──
+
+
+def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Four-bit numbers of some rows of a matrix.
+
+    The largest weight of a group becomes -8, whatever its sign, so a scale may be negative. That is
+    llama.cpp's Q4_0, too, and for its sake: the weights of google's `-qat-q4_0-unquantized` models
+    lie on just these steps, and come back as they were.
+
+    Args:
+      rows: [m, in] in any float type; `in` is a multiple of `GROUP`.
+
+    Returns:
+      (numbers, int8 [m, in], -8 to 7; scales, bfloat16 [m, in / GROUP]).
+    """
+    groups = rows.astype(np.float32).reshape(len(rows), -1, GROUP)
+    place = np.abs(groups).argmax(axis=-1, keepdims=True)
+    largest = np.take_along_axis(groups, place, axis=-1)
+    scales = (largest / -8).astype(ml_dtypes.bfloat16)
+    steps = scales.astype(np.float32)
+    steps[steps == 0] = 1  # a group of zeros
+    numbers = np.clip(np.rint(groups / steps), -8, 7).astype(np.int8)
+    return numbers.reshape(rows.shape), scales[..., 0]
+
+
+def pack(numbers: np.ndarray) -> np.ndarray:
+    """int8 [m, in], -8 to 7, as int32 [m, in / 8]: the first number is in the lowest bits."""
+    digits = (numbers + 8).astype(np.uint32).reshape(len(numbers), -1, WORD)
+    return np.bitwise_or.reduce(digits << SHIFTS, axis=-1).view(np.int32)
+
+
+def restore(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The weights, bfloat16 [m, in], of `pack`'s words [m, in / 8] and scales [m, in / GROUP]."""
+    digits = (packed.view(np.uint32)[..., None] >> SHIFTS) & 15
+    groups = digits.astype(np.float32).reshape(*scales.shape, GROUP) - 8
+    weights = groups * scales.astype(np.float32)[..., None]
+    return weights.reshape(len(packed), -1).astype(ml_dtypes.bfloat16)
+
+
+def _three_tensors(name: str, tensor: Tensor) -> tuple[dict[str, np.ndarray], float]:
+    """A matrix in four bits, {name: array}, and its relative error, ‖restored - W‖ / ‖W‖.
+
+    Raises:
+      UserError: its rows are no multiple of `GROUP` long, or hold NaN or Inf.
+    """
+    if tensor.shape[1] % GROUP:
+        raise UserError(f"{name} is {list(tensor.shape)}: its rows can't be cut into groups of "
+                        f"{GROUP}, so this model can't be packed into four bits. Serve merged/.")
+    matrix = tensor.array()
+    words, scales = [], []
+    total = lost = 0.0
+    for first in range(0, len(matrix), ROWS):
+        rows = matrix[first:first + ROWS].astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise UserError(f"{tensor.file}: {name} has NaN or Inf. Run 04_merge again.")
+        numbers, steps = quantize(rows)
+        words.append(pack(numbers))
+        scales.append(steps)
+        difference = restore(words[-1], steps).astype(np.float32) - rows
+        total += float(np.vdot(rows, rows))
+        lost += float(np.vdot(difference, difference))
+    arrays = {
+        f"{name}_packed": np.concatenate(words),
+        f"{name}_scale": np.concatenate(scales),
+        f"{name}_shape": np.array(matrix.shape, np.int64),
+    }
+    return arrays, (lost / total) ** 0.5 if total else 0.0
+
+
+# ── Folders ──
+
+
+def export(model: str | Path, out: str | Path) -> pd.DataFrame:
+    """Write a model folder again in four bits, a file per layer, unless `out` is current.
+
+    Args:
+      model: a folder in bfloat16, such as `merged/`.
+      out: the folder to make; it appears when it is complete.
+
+    Returns:
+      A table with a row per matrix: `tensor` and `error`, ‖restored - W‖ / ‖W‖.
+
+    Raises:
+      UserError: this is no Gemma 4, it is quantised already, a matrix can't be packed, or the disk
+        is too small.
+    """
+    model, out = Path(model), Path(out)
+    config = architecture.read_config(model)
+    architecture.text_config(config)  # may refuse it
+    tensors = open_model(model)
+    source = fingerprint(model)
+    made = _made(out)
+    if made["model"] == source:
+        print(f"{out} is current: the same model, every file whole")
+        return pd.DataFrame(made["errors"])
+    room(out.parent, sum(map(_bytes_of, tensors, tensors.values())), f"{out.name}/")
+    files = _by_layer(tensors)
+    progress = Progress(len(files), "layers packed")
+    errors: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
+    with atomic_dir(out, ours=RECORD) as folder:
+        _copy_the_rest(model, folder)
+        write_json(folder / "config.json", {**config, "quantization_config": METHOD})
+        for number, names in enumerate(files, 1):
+            file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            arrays = {}
+            for name in names:
+                if not MATRIX.fullmatch(name):
+                    arrays[name] = tensors[name].array()
+                    continue
+                packed, error = _three_tensors(name, tensors[name])
+                arrays |= packed
+                errors.append({"tensor": name, "error": error})
+            save_file(arrays, folder / file, metadata={"format": "pt"})
+            places |= dict.fromkeys(arrays, file)
+            progress.update()
+        write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
+        write_json(folder / RECORD, {"model": source, "errors": errors})
+    return pd.DataFrame(errors)
+
+
+def dequantize(model: str | Path, out: str | Path) -> None:
+    """Write a folder of `export` again in bfloat16, with what four bits left of each weight.
+
+    Any engine loads it, so 07's judge can say what four bits cost where no four-bit kernel runs.
+
+    Args:
+      model: a folder of `export`.
+      out: the folder to make; it appears when it is complete.
+
+    Raises:
+      UserError: `model` isn't such a folder, or the disk is too small.
+    """
+    model, out = Path(model), Path(out)
+    config = architecture.read_config(model)
+    method = config.pop("quantization_config", None)
+    if method != METHOD:
+        raise UserError(f"{model} isn't a folder that four_bits.export wrote (its config.json says "
+                        "otherwise). Run that first.")
+    tensors = open_model(model)
+    source = fingerprint(model)
+    if _made(out)["model"] == source:
+        print(f"{out} is current: the same model, every file whole")
+        return
+    files = sorted({tensor.file for tensor in tensors.values()})
+    room(out.parent, 4 * sum(file.stat().st_size for file in files), f"{out.name}/")
+    progress = Progress(len(files), "layers unpacked")
+    places: dict[str, str] = {}
+    with atomic_dir(out, ours=RECORD) as folder:
+        _copy_the_rest(model, folder)
+        write_json(folder / "config.json", config)
+        for file in files:
+            arrays = load_file(file)
+            for name in list(arrays):
+                if name.endswith(".weight_packed"):
+                    start = name.removesuffix("_packed")
+                    arrays[start] = restore(arrays.pop(name), arrays.pop(f"{start}_scale"))
+                    del arrays[f"{start}_shape"]
+            save_file(arrays, folder / file.name, metadata={"format": "pt"})
+            places |= dict.fromkeys(arrays, file.name)
+            progress.update()
+        write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
+        write_json(folder / RECORD, {"model": source})
+
+
+def _made(out: Path) -> dict[str, Any]:
+    """What `export` noted in a folder whose files are whole; without one, notes of no model."""
+    nothing = {"model": "", "errors": []}
+    if not (out / RECORD).exists():
+        return nothing
+    try:
+        open_model(out)
+        return read_json(out / RECORD)
+    except UserError:  # cut short: it is made again
+        return nothing
+
+
+def _bytes_of(name: str, tensor: Tensor) -> int:
+    """Bytes that a tensor will take."""
+    size = tensor.stop - tensor.start
+    if not MATRIX.fullmatch(name):
+        return size
+    weights = tensor.shape[0] * tensor.shape[1]
+    return weights // 2 + 2 * weights // GROUP + 16
+
+
+def _by_layer(tensors: dict[str, Tensor]) -> list[list[str]]:
+    """The names of each layer's tensors; those of no layer come last."""
+    groups: dict[float, list[str]] = defaultdict(list)
+    for name in tensors:
+        layer = LAYER.match(name)
+        number = float(layer[2]) if layer else float("inf")
+        groups[number].append(name)
+    return [groups[number] for number in sorted(groups)]
+
+
+def _copy_the_rest(model: Path, folder: Path) -> None:
+    """Copy tokenizer, template and settings: what is neither weights, nor says where they are."""
+    ours = ("config.json", INDEX, RECORD)
+    for path in sorted(model.iterdir()):
+        is_weights = path.suffix in (".safetensors", ".bin", ".gguf")
+        if path.is_file() and not is_weights and path.name not in ours:
+            shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,81 @@
+"""Kaggle's TPU machine: what its environment gets wrong, and whether it's the one asked for.
+
+Kaggle lends a TPU v5e-8 (eight chips on one host) for nothing. Its image is made for its own JAX,
+and there is no metadata server that a TPU's driver could ask. Standard library only, because the
+Python that Kaggle starts reads this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import MutableMapping
+
+from tables import hardware
+from tables.hardware import Hardware
+
+SLICE = "v5e-8"
+ADDRESS = re.compile(r"[\w.:-]+(,[\w.:-]+)*")  # of hosts: names or addresses, with commas between
+
+
+def on_kaggle() -> bool:
+    """Whether this process runs in a Kaggle session, interactive or pushed."""
+    return bool(os.environ.get("KAGGLE_KERNEL_RUN_TYPE"))
+
+
+def topology() -> dict[str, str]:
+    """What a TPU's driver wants to know of the eight chips, and can't ask of a metadata server.
+
+    The image sets these variables in its first process; a shell started otherwise lacks them.
+    """
+    piece = hardware.slice_of(SLICE)
+    return {"TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": piece.accelerator_type,
+            "TPU_CHIPS_PER_HOST_BOUNDS": f"{piece.topology.replace('x', ',')},1",
+            "TPU_HOST_BOUNDS": "1,1,1"}
+
+
+def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Change what an environment of Kaggle's gets wrong, before JAX or vLLM start in it.
+
+    - TPU_LIBRARY_PATH goes. It names the image's old libtpu, and a newer JAX would load that one.
+    - TPU_WORKER_HOSTNAMES goes where it holds a warning instead of names, as images have had it.
+    - The four variables of `topology` are set, unless they are, or a metadata server answers.
+
+    Args:
+      environment: is changed in place.
+
+    Returns:
+      One line for each change, to print.
+    """
+    told = []
+    if environment.pop("TPU_LIBRARY_PATH", None) is not None:
+        told.append("TPU_LIBRARY_PATH unset: it names the image's own, older libtpu")
+    names = environment.get("TPU_WORKER_HOSTNAMES")
+    if names is not None and not ADDRESS.fullmatch(names):
+        del environment["TPU_WORKER_HOSTNAMES"]
+        told.append("TPU_WORKER_HOSTNAMES unset: it held no names of hosts")
+    wanted = {name: value for name, value in topology().items() if name not in environment}
+    if "TPU_SKIP_MDS_QUERY" in wanted and hardware.metadata("accelerator-type"):
+        return told
+    for name, value in wanted.items():
+        environment[name] = value
+        told.append(f"{name}={value}: there's no metadata server to ask")
+    return told
+
+
+def refusal(machine: Hardware) -> str:
+    """Why this session isn't the v5e-8 that was asked for, in one line; "" if it is one.
+
+    Kaggle doesn't fail where it has no TPU to give: an account whose phone number isn't verified,
+    or a push whose TPU was overlooked, starts on a CPU and says nothing.
+    """
+    if machine.accelerator != "tpu":
+        return (f"Kaggle gave this session no TPU ({machine}). Verify your phone number on "
+                "kaggle.com/settings, choose the accelerator TPU v5e-8 (scripts/kaggle.sh push "
+                "asks for it), and start again: a CPU would burn hours without a word")
+    wanted = hardware.slice_of(SLICE).chips
+    if machine.chips < wanted:
+        return (f"this session shows {machine.chips} of the {wanted} chips of a TPU {SLICE}. Stop "
+                "it and start another: with fewer nothing fits as planned")
+    return ""

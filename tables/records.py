@@ -1,0 +1,129 @@
+"""Dataclasses as JSON objects: checked when they're read, and before they're written.
+
+A field's annotation says what JSON may hold: `str`, `int`, `float`, `bool`, a `list`, a `dict`, a
+union of these, `Any`, a `tuple` (a list in JSON), or another dataclass. A whole number is welcome
+where a float is; nothing else is converted. Standard library only.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any, TypeVar
+
+Values = dict[str, Any]  # field: value
+Instance = TypeVar("Instance")
+
+
+class Misfit(ValueError):
+    """JSON that isn't what the fields say. Its text goes on after the name of the file."""
+
+
+def from_json(cls: type[Instance], value: Any, strict: bool = False) -> Instance:
+    """A dataclass's instance from what JSON gave.
+
+    Args:
+      cls: the dataclass.
+      value: an object, as a dict.
+      strict: every field has to be there, and nothing else. Otherwise a field with a default may be
+        missing, and names that no field has are left alone.
+
+    Raises:
+      Misfit: the first thing that's wrong.
+    """
+    if not isinstance(value, dict):
+        raise Misfit(f"holds {shown(value)} instead of an object with fields")
+    kinds = typing.get_type_hints(cls)
+    given: Values = {}
+    for field in _fields(cls):
+        if field.name in value:
+            given[field.name] = _checked(field.name, value[field.name], kinds[field.name])
+        elif strict or field.default is dataclasses.MISSING:
+            raise Misfit(f"has no {field.name!r}")
+    unknown = sorted(value.keys() - given.keys())
+    if strict and unknown:
+        raise Misfit(f"has {unknown[0]!r}, which nothing is called")
+    return cls(**given)
+
+
+def to_json(record: Any) -> Values:
+    """A dataclass's instance as JSON holds it, names in the order of the fields.
+
+    A field with a default is one that older files lack, so it's left out where it says no more than
+    the default.
+
+    Raises:
+      TypeError: a field has a value of another type than it says; that's a bug of ours.
+    """
+    kinds = typing.get_type_hints(type(record))
+    written: Values = {}
+    for field in _fields(type(record)):
+        value = getattr(record, field.name)
+        kind = kinds[field.name]
+        if not _fits(value, kind):
+            raise TypeError(f"{type(record).__name__}.{field.name} is {shown(value)}, which "
+                            f"should be {_named(kind)}")
+        if value == field.default:
+            continue
+        written[field.name] = to_json(value) if dataclasses.is_dataclass(value) else value
+    return written
+
+
+def shown(value: Any) -> str:
+    """A value as JSON writes it, shortened."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _fields(cls: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(cls)
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    """The value of a field, converted where JSON has no such type."""
+    if dataclasses.is_dataclass(kind):
+        try:
+            return from_json(typing.cast(type, kind), value)
+        except Misfit as error:
+            raise Misfit(f"has a {name!r} that {error}") from error
+    origin = typing.get_origin(kind) or kind
+    if origin is tuple and isinstance(value, list):
+        value = tuple(value)
+    if not _fits(value, kind):
+        raise Misfit(f"has {shown(value)} as {name!r}, which should be {_named(kind)}")
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value has the type of an annotation."""
+    if kind is Any:
+        return True
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(kind))
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is float:  # JSON has no type of its own for whole numbers
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if origin is int:  # in Python, True is an int
+        return isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, origin):
+        return False
+    if origin is dict and parts:
+        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items())
+    if origin in (list, tuple) and parts:
+        return all(_fits(item, parts[0]) for item in value)
+    return True
+
+
+WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+         dict: "an object", list: "a list", tuple: "a list", type(None): "null"}
+
+
+def _named(kind: Any) -> str:
+    """An annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(_named(part) for part in typing.get_args(kind))
+    origin = typing.get_origin(kind) or kind
+    parts = [part for part in typing.get_args(kind) if part is not ...]
+    if parts and parts[-1] is not Any:
+        return f"{WORDS[origin]} of which each value is {_named(parts[-1])}"
+    return WORDS.get(origin, origin.__name__)

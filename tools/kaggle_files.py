@@ -1,0 +1,90 @@
+"""Write the two files that `kaggle kernels push` sends: kernel-metadata.json and launch.py.
+
+    tools/kaggle_files.py FOLDER USER/NAME [--smoke] [--after USER/NAME] [NAME=VALUE...]
+
+scripts/kaggle.sh calls it. REPOSITORY and COMMIT in the environment say what is cloned there.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from helpers import run
+from helpers.run import UserError
+
+LAUNCHER = ROOT / "scripts" / "kaggle_launch.py"
+SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS?)($|_)")
+SETTINGS = re.compile(r"(# <settings>\n).*?(# </settings>\n)", re.DOTALL)
+MODELS = {"31b": "google/gemma-4/transformers/gemma-4-31b-it/1",
+          "e2b": "google/gemma-4/transformers/gemma-4-e2b-it/1"}
+
+
+def settings_of(words: list[str]) -> dict[str, str]:
+    """{name: value} of words such as MAX_STEPS=30.
+
+    Raises:
+      UserError: a word is none, or it's a secret, which Kaggle would store with the code.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not re.fullmatch("[A-Z][A-Z0-9_]*", name):
+            raise UserError(f"{word} is no setting. Write NAME=VALUE, such as MAX_STEPS=30.")
+        if SECRET.search(name):
+            raise UserError(f"{name} would be stored at Kaggle with the code. Leave it out: Gemma "
+                            "4 is downloaded without a token.")
+        found[name] = value
+    return found
+
+
+def metadata_of(name: str, size: str, after: str) -> dict[str, object]:
+    """What kernel-metadata.json says of a notebook USER/NAME.
+
+    Args:
+      after: the notebook whose output is attached, to go on from there; "" for none.
+    """
+    return {
+        "id": name, "title": name.split("/")[1], "code_file": "launch.py", "language": "python",
+        "kernel_type": "script", "is_private": True, "enable_gpu": False, "enable_tpu": True,
+        "enable_internet": True, "machine_shape": "TpuV5E8", "dataset_sources": [],
+        "competition_sources": [], "kernel_sources": [after] if after else [],
+        "model_sources": [MODELS[size]] if size in MODELS else []}
+
+
+def launcher(repository: str, commit: str, words: list[str], settings: dict[str, str]) -> str:
+    """The launcher's text, with what it shall clone and set."""
+    lines = (f"REPOSITORY = {repository!r}\nCOMMIT = {commit!r}\n"
+             f"WORDS = {words!r}\nSETTINGS = {settings!r}\n")
+    text, count = SETTINGS.subn(lambda found: found[1] + lines + found[2], LAUNCHER.read_text())
+    assert count == 1
+    return text
+
+
+def main() -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description="Write what `kaggle kernels push` sends.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name", help="USER/NAME of the notebook")
+    parser.add_argument("--smoke", action="store_true", help="thirty steps, one server start")
+    parser.add_argument("--after", default="", help="USER/NAME whose output is attached")
+    parser.add_argument("settings", nargs="*", help="NAME=VALUE")
+    chosen = parser.parse_args()
+    settings = settings_of(chosen.settings)
+    size = settings.get("SIZE") or ("e2b" if chosen.smoke else "31b")
+    words = ["--smoke"] if chosen.smoke else []
+    text = launcher(os.environ["REPOSITORY"], os.environ["COMMIT"], words, settings)
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    (chosen.folder / "launch.py").write_text(text)
+    facts = json.dumps(metadata_of(chosen.name, size, chosen.after), indent=2)
+    (chosen.folder / "kernel-metadata.json").write_text(facts + "\n")
+
+
+if __name__ == "__main__":
+    run.one_line_errors()
+    main()
