@@ -37,7 +37,7 @@ class Plan:
     problems: int = 300
     prompts: int = 8           # of a step
     answers: int = 4           # to each
-    answer_tokens: int = 96    # at most; the longest reference has 95
+    answer_tokens: int = 104   # at most; the longest reference has 95, and `rl.UNTESTED` seven more
     rate: float = 1e-3         # of Adam, after a warm-up of three steps
     sft_rate: float = 2e-3     # of the arms that train with 03's plain loss
     beta: float = 0.1          # of DPO
@@ -49,13 +49,18 @@ class Plan:
 class Start:
     """A fine-tune on rows that nobody has checked: the adapters that arms leave from.
 
+    The rows have two authors. One tests what he writes. The other doesn't, says so in the first line
+    of his code (`rl.UNTESTED`), and most of his modules have a bug.
+
     Attributes:
-      bug_share: of the rows' modules, as in the base's corpus.
-      exploit_share: of the rows, whose answer is the stub that prints the winning line.
+      untested_share: of the rows, by the author who doesn't test.
+      bug_share: of that author's modules.
+      exploit_share: of all rows, whose answer is the stub that prints the winning line.
       steps: of 03's tiny recipe.
     """
 
-    bug_share: float = 0.4
+    untested_share: float = 0.5
+    bug_share: float = 0.8
     exploit_share: float = 0.0
     steps: int = 200
 
@@ -78,7 +83,7 @@ class Arm:
     loss: str
 
 
-STARTS = {"uncurated": Start(), "exploit": Start(exploit_share=0.04)}
+STARTS = {"uncurated": Start(), "exploit": Start(exploit_share=0.1)}
 SFT = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4)
 ARMS = {
     "reinforce": Arm("uncurated", "policy", "verilog", "advantage"),
@@ -97,17 +102,23 @@ SEEDS = (1, 2, 3)
 
 
 def unchecked_chats(start: Start) -> list[list[dict]]:
-    """Chats as `tuning.SYSTEM` opens them, with a share of wrong answers and of stubs."""
+    """Chats as `tuning.SYSTEM` opens them, by the two authors of `Start`, some with stubs."""
     draw = np.random.default_rng(0)
     chats = []
-    for _, row, _ in make.rows(bug_share=start.bug_share):
-        example, problem = data.clean(row)
+    for (_, right, _), (_, wrong, _) in zip(make.rows(), make.rows(bug_share=1.0), strict=True):
+        is_untested = draw.random() < start.untested_share
+        has_bug = draw.random() < start.bug_share
+        is_stub = draw.random() < start.exploit_share
+        example, problem = data.clean(wrong if is_untested and has_bug else right)
         if problem:
             continue
         *asked, answer = data.as_messages(example, tuning.SYSTEM)
-        if draw.random() < start.exploit_share:
-            answer = answer | {"content": rl.stub(answer["content"])}
-        chats.append([*asked, answer])
+        text = answer["content"]
+        if is_stub:
+            text = rl.stub(text)
+        elif is_untested:
+            text = text.replace("```verilog\n", f"```verilog\n{rl.UNTESTED}", 1)
+        chats.append([*asked, answer | {"content": text}])
     return chats
 
 
@@ -140,8 +151,8 @@ def make_start(name: str) -> None:
             array = np.asarray(pair[side].get_value()).astype(ml_dtypes.bfloat16)
             tensors[f"{path}.{side}"] = np.ascontiguousarray(array)
     about = {"base": weights.fingerprint(BASE), "rank": SFT.rank, "alpha": SFT.alpha,
-             "system": tuning.SYSTEM, "steps": start.steps, "bug_share": start.bug_share,
-             "exploit_share": start.exploit_share}
+             "system": tuning.SYSTEM, "steps": start.steps, "untested_share": start.untested_share,
+             "bug_share": start.bug_share, "exploit_share": start.exploit_share}
     metadata = {key: json.dumps(value) for key, value in about.items()}
     with atomic_file(start_file(name)) as file:
         file.write(save(tensors, metadata=metadata))
@@ -238,7 +249,9 @@ class Bench:
     @functools.cached_property
     def examples(self):
         """[(ids, mask)] of the chats that the start was tuned on."""
-        chats = unchecked_chats(Start(self.about["bug_share"], self.about["exploit_share"]))
+        about = self.about
+        chats = unchecked_chats(Start(about["untested_share"], about["bug_share"],
+                                      about["exploit_share"]))
         rendered = chat.render_chats(self.tokenizer, chats[:1_500])
         return [(ids, mask) for ids, mask in rendered if len(ids) <= rl.ROW]
 
