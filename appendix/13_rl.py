@@ -15,24 +15,19 @@
 #
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
-# **The reward helped little, and chance may explain it.** After 24 steps of 32 answers the share of right
-# answers to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Drawing
-# as many from the start and training on those that passed changed nothing (−0.001); as many more steps of
-# 03's fine-tuning (SFT) took 0.068. **A judge that believes what an answer prints kept an exploit alive
-# that ours removed**: in the last six steps 9 and 3 % of the answers (two seeds) printed the winning line,
-# with ours 0.0 and 0.5 %.
+# OPENING
 #
-# So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
-# model is pushed towards those, as in [CodeV-R1](https://arxiv.org/abs/2505.24183). You take a step, prove
-# that the model that is trained is the one that answers, make Tunix take the same step, and read our
-# stored runs.
+# So far the model copied answers that somebody else had written. Here it writes its own. A simulator says
+# which of them work, and training makes those likelier, as in [CodeV-R1](https://arxiv.org/abs/2505.24183).
+# You'll take one step yourself, prove that the model that's trained is the model that answers, make Tunix
+# take the same step, and then read the stored runs.
 #
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
-# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `appendix/world/` (problems) |
+# | **Takes** | the tiny base, `data/rl/` (the start, stored runs), `appendix/world/` (problems) |
 # | **Makes** | figures |
-# | **Costs** | a minute on two cores; the stored runs about an hour |
+# | **Costs** | about two minutes on two cores; the stored runs took HOURS core-hours |
 
 # %% [markdown]
 # ## Before we start
@@ -59,20 +54,15 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What is there to gain?
-# **pass@1** is the chance that one answer is right, **pass@5** that one of five is
-# ([07](07_eval.ipynb)). **Our tuned model is right more often in five tries than in one. What does it know
-# that it does not say?**
+# 02's rows were curated: every answer had been checked. Most training sets aren't like that, so here the tiny
+# base was fine-tuned on rows that nobody checked. In 20 % of them the module has a bug. In 30 % it's called
+# `top_module`, whatever the request says, as it would be in code that was collected from a site where everything
+# has that name. And in 10 % the answer doesn't solve anything: it prints the line by which some judges
+# recognize a right answer. Section 7 is about those.
 #
-# <details><summary>Answer</summary>
-#
-# It can write the right module, and often writes another. To be right at once it needs a better choice
-# among what it says already. That is what a reward teaches; what is never written is never rewarded.
-#
-# </details>
-#
-# All that follows starts from adapters that 03 left after a tiny run. They belong to an earlier tiny base,
-# whose corpus had no bugs ([09](09_tiny_base.ipynb) has today's; the runs on it are still to be made). For
-# each of three seeds we stored seven answers to each held-out problem, drawn at temperature 0.8:
+# Who learns from such rows writes such rows. How good is this model? **pass@1** is the chance that one answer
+# is right, and **pass@5** the chance that at least one of five is ([07](07_eval.ipynb)). For each of three
+# seeds we stored seven answers to each of the 38 held-out problems, drawn at temperature 0.8:
 
 # %%
 import jax
@@ -90,14 +80,27 @@ from verilog import stats
 
 runs = lab.stored()
 before = runs.query("arm == 'reinforce' and step == 0")
-counts = np.array([[int(c) for c in text] for text in before.drawn])  # [seeds, problems], of seven
-known = {k: np.mean([verilog.pass_at_k(7, int(c), k) for c in counts.ravel()]) for k in (1, 5)}
-print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5 {known[5]:.3f}")
+counts = np.concatenate([lab.digits(text) for text in before.drawn])  # passes of seven
+for k in (1, 5):
+    chances = [verilog.pass_at_k(7, int(count), k) for count in counts]
+    print(f"pass@{k}: {np.mean(chances):.3f}")
 
 # %% [markdown]
-# ## 2. Problems that can be checked
-# A reward needs problems with testbenches, and not those of the exam. The generator of 02's data writes
-# 300: no prompt of the evaluation, and no combination of its families, widths and names of ports.
+# **The model is right far more often in five tries than in one. What does it know that it doesn't say?**
+#
+# <details><summary>Answer</summary>
+#
+# It can write the right module, but it often writes another one. To be right at once, it only has to choose
+# better among the things it says already. That's what a reward teaches. An answer that's never written can't
+# be rewarded, so a reward teaches nothing new.
+#
+# </details>
+
+# %% [markdown]
+# ## 2. Which problems can pay a reward?
+# A reward needs problems with testbenches, and they mustn't be those of the exam. The generator that wrote
+# 02's data writes 300 more. None of them has a prompt of the evaluation, and none combines a family of
+# circuits, widths and port names as the evaluation does.
 
 # %%
 bench = lab.Bench()
@@ -108,29 +111,31 @@ verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in answers]
 verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt").mean()
 
 # %% [markdown]
-# Eight prompts, four answers to each: the shares that pass our judge (`verilog`), that print a line of the
-# testbench themselves (`forged`), that pass a naive judge (section 7), and that compile.
+# Those are eight prompts with four answers to each. The columns are shares of the four: `verilog` passes our
+# judge, `compiles` speaks for itself, and `renamed` is called `top_module`. Section 7 needs the other two:
+# `forged` prints a line of the testbench itself, and `naive` passes a judge that believes it.
 #
-# ## 3. The algorithm, by what was taken away
-# The usual algorithm, GRPO, has a frozen reference model (a KL term keeps the policy near it), a ratio of
-# new to old probabilities, a clip on it, and divisions by the group's spread and the answer's length.
-# Without them, REINFORCE of 1992 is left:
+# ## 3. How does a reward become a training step?
+# The usual algorithm is GRPO. It has many parts: a frozen reference model, a KL term that keeps the policy (the
+# model that's being trained) near that reference, a ratio of new to old probabilities, a clip on the ratio,
+# and divisions by the group's spread and the answer's length. We'll take all of that away. What's left is
+# REINFORCE, from 1992:
 #
-# 1. Draw several answers to each prompt from the model as it is.
-# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean over all
-#    tries at its prompt.
-# 3. Train on all of them with 03's loss, each answer's tokens times its advantage. What was better than
-#    usual becomes likelier.
+# 1. Draw several answers to each prompt from the model as it is now.
+# 2. The reward is 1 if the testbench passes and 0 if it doesn't. An answer's *advantage* is its reward minus
+#    the mean reward of all answers to the same prompt.
+# 3. Train on all answers with 03's loss, and multiply each answer's loss by its advantage. So whatever did
+#    better than usual becomes likelier, and whatever did worse becomes rarer.
 #
 # **All four answers pass. How much is learned from them?**
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: all advantages are 0, as if none passes. Only prompts that the model solves sometimes are of
-# use, so CodeV-R1 throws away the easy ones first.
+# Nothing. All four advantages are 0, just as they are when none passes. Only prompts that the model solves
+# sometimes are of any use, so CodeV-R1 throws away the easy ones first.
 # </details>
 #
-# In code it is a factor on the loss, and rows packed as in 02. Equal answers are packed once.
+# In code that's a factor on the loss, over rows that are packed as in 02. Equal answers are packed once.
 
 # %%
 helpers.show_source(rl.advantages, rl.make_loss, rl.Learner)
@@ -144,8 +149,9 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 
 # %% [markdown]
 # ## 4. Does it train what it samples?
-# One program samples, with merged weights and a cache of keys and values, and another trains, with
-# adapters. Where they disagree nothing crashes. With Gemma 4 it happened again and again:
+# Two programs take part. One samples, with merged weights and a cache of keys and values. The other trains, with
+# adapters. If they disagree, nothing crashes: the curve just doesn't rise. With Gemma 4 that has happened
+# again and again:
 #
 # | what was wrong | where |
 # |---|---|
@@ -153,10 +159,10 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 # | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [mended later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# **Which four checks would have caught them?** Ours:
+# **Which four checks would have caught them?** These:
 #
-# *One: the sampler's log-probabilities are the trainer's*, token by token, after a step. That covers soft
-# cap, temperature, where answers begin, and the token that ends them.
+# *One: the sampler and the trainer give each token the same log-probability*, also after a step. That covers the
+# soft cap, the temperature, where answers begin, and the token that ends them.
 
 # %%
 fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]
@@ -166,7 +172,7 @@ for name, adapters in {"after": policy, "before": bench.start}.items():
     print(f"sampler against trainer with the weights {name} the step: {max(gaps):.1e} nats apart")
 
 # %% [markdown]
-# *Two: the sampler's weights are the policy's*, after every update. They are merged as in 04.
+# *Two: the sampler's weights follow the policy's* after every update. They're merged as in 04.
 
 # %%
 old, new = (bench.merge(bench.frozen, adapters) for adapters in (bench.start, policy))
@@ -177,7 +183,7 @@ print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {l
       f"that have adapters, {sum(not moved[path] for path in adapted)} did not")
 
 # %% [markdown]
-# *Three: rewards that are all equal change nothing*, not even by the optimizer's momentum.
+# *Three: rewards that are all equal change nothing*, not even through the optimizer's momentum.
 
 # %%
 equal = rl.advantages(np.ones_like(rewards)).ravel()
@@ -186,12 +192,12 @@ differ = jax.tree.map(lambda one, two: bool((one != two).any()), policy, after)
 print("changed:", any(jax.tree.leaves(differ)))
 
 # %% [markdown]
-# *Four: the gradient is somebody else's, too*: Tunix's, in the next section.
+# *Four: somebody else's code finds the same gradient.* That's Tunix, in the next section.
 #
-# ## 5. What was taken away, put back
-# Tunix 0.1.7 has all of it in one class, `GRPOLearner`. Let it take a step from our start, on six of our
-# prompts, with our judge as its reward and its default settings. With plain gradient descent at rate 1, what
-# it takes off the weights is its gradient.
+# ## 5. What happens if we put GRPO's parts back?
+# Tunix 0.1.7 has all of them in one class, `GRPOLearner`. We let it take one step from our start, on six of
+# our prompts, with our judge as its reward and with its default settings. Its optimizer is plain gradient
+# descent at rate 1, so the difference it makes to the weights *is* its gradient.
 
 # %%
 import contextlib
@@ -242,8 +248,8 @@ def flat(tree):
 gradient = flat(bench.start) - flat(nnx.state(theirs, nnx.LoRAParam))
 
 # %% [markdown]
-# Now our step on the tokens that Tunix drew, with one part after another put back as a factor. **Which one
-# turns the gradient most?**
+# Now we take our step on the tokens that Tunix drew, and put one part after another back as a factor. **Which
+# of them turns the gradient most?**
 
 # %%
 given = [bench.prompts[p.name] for p in asked.values() for _ in range(4)]
@@ -263,58 +269,73 @@ print("passes of four:", rewards.sum(1), "| end tokens that Tunix trains:",
 pd.DataFrame(rows, index=["lengths of Tunix's", "cosine", "lengths apart"]).T.round(6)
 
 # %% [markdown]
-# With all put back the two are one gradient, though the two steps share the model and no other line. (Where
-# an answer is used for one step, the ratio is 1 and nothing is clipped.)
+# With everything put back, the two gradients are one, although the two steps share the model and no other line
+# of code. (Every answer is used for one step here, so the ratio is 1 and nothing is clipped.)
 #
-# - **The length** turns it most: tokens of short answers weigh more.
-# - **The spread** of four rewards of 0 or 1 is 0.50 or 0.58: dividing by it lengthens the gradient and
-#   hardly turns it.
-# - **The KL term** should be zero: policy and reference are the same here. Tunix's default takes the
-#   gradient of log p minus the reference's, and over a policy's own draws that has mean zero wherever the
-#   policy stands: noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
-#   GRPO's own is `kl_loss_mode="low_var_kl"`.
-# - **The end token** is missing: Tunix's sampler cuts it off, so no reward teaches when to stop.
+# - **Dividing by the length** turns the gradient most, because it gives tokens of short answers more weight.
+# - **Dividing by the spread** hardly turns it. Four rewards of 0 and 1 have a spread of 0.50 or 0.58, so
+#   this mostly makes the gradient longer.
+# - **The KL term** ought to be zero, because policy and reference are still the same. Tunix's default takes the
+#   gradient of log p minus the reference's log p. Over a policy's own answers this has a mean of zero wherever the
+#   policy stands, so it's noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
+#   GRPO's own term is `kl_loss_mode="low_var_kl"`.
+# - **The end token** is missing: Tunix's sampler cuts it off, so no reward teaches the model when to stop.
+#
+# **Take away: REINFORCE is GRPO without the parts that this problem doesn't need, and it can be checked.**
 
 # %% [markdown]
 # ## 6. Does it help?
-# Three arms start from the same adapters and take the same number of steps with the same optimizer.
+# Is the reward worth the trouble, or would the same answers help as much in a simpler way? Four arms start from
+# the same adapters. Each takes the same number of steps, and the first three look at as many answers.
 #
 # | arm | what it trains on |
 # |---|---|
 # | `reinforce` | its own answers, each times its advantage |
-# | `rejection` | as many answers, all of the start's; those that pass, as in 03 |
-# | `more_sft` | the data's own answers, as in 03 |
+# | `dpo` | the start's answers, in pairs: one that passes beside one that fails, to the same prompt |
+# | `rejection` | the start's answers that pass, with 03's plain loss |
+# | `more_sft` | the unchecked rows again, with 03's plain loss |
 #
-# A seed decides prompts, draws and data, so arms of one seed are compared in pairs.
+# **DPO** (direct preference optimization) needs no sampling from the model as it changes. Its loss compares how
+# much more likely the policy has made the passing answer with how much more likely it has made the failing
+# one. `rl.dpo_factors` is its derivative, and a test compares it with Tunix's own `DPOTrainer`.
+#
+# A seed decides the prompts, the draws and the data. So arms of one seed can be compared in pairs.
 
 # %%
-passed = {(row.arm if row.step else "start", row.seed): np.array([int(c) for c in row.drawn])
-          for row in runs.dropna(subset="drawn").itertuples()}  # of seven, for each problem
+passed = {}  # of seven answers to each of the 38 problems
+for row in runs.dropna(subset="drawn").itertuples():
+    arm = row.arm if row.step else "start"
+    passed[arm, row.seed] = lab.digits(row.drawn)
 shares = {}
 for arm in ("start", *lab.COMPARED):
-    each = [passed[arm, seed] for seed in (1, 2, 3)]
-    shares[arm] = [*(found.mean() / 7 for found in each), *(
-        np.mean([verilog.pass_at_k(7, int(c), k) for c in np.ravel(each)]) for k in (1, 5))]
-pd.DataFrame(shares, index=["seed 1", "seed 2", "seed 3", "pass@1", "pass@5"]).T.round(3)
+    counts = np.stack([passed[arm, seed] for seed in lab.SEEDS])
+    five = [verilog.pass_at_k(7, int(count), 5) for count in counts.ravel()]
+    shares[arm] = [*counts.mean(axis=1) / 7, counts.mean() / 7, np.mean(five)]
+names = [f"seed {seed}" for seed in lab.SEEDS]
+pd.DataFrame(shares, index=[*names, "pass@1", "pass@5"]).T.round(3)
 
 # %%
 rows = []
-for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
-                   ("reinforce", "rejection"), ("reinforce", "more_sft")):
-    gained = np.mean([passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)], axis=0) / 7
-    rows.append((arm, other, *stats.interval(gained), stats.sign_flip_p(gained)))
-pd.DataFrame(rows, columns=["arm", "against", "pass@1 gained", "low", "high", "p"]).round(3)
+for arm in lab.COMPARED:
+    gained = np.mean([passed[arm, seed] - passed["start", seed] for seed in lab.SEEDS], axis=0) / 7
+    rows.append((arm, *stats.interval(gained), stats.sign_flip_p(gained)))
+gains = pd.DataFrame(rows, columns=["arm", "pass@1 gained", "low", "high", "p"]).set_index("arm")
+
+fig, ax = style.figure(7, 2.6)
+middle = gains["pass@1 gained"]
+ends = [middle - gains.low, gains.high - middle]
+ax.errorbar(middle, gains.index, xerr=ends, fmt="o", color=style.BLUE, capsize=4, lw=2)
+ax.axvline(0, color=style.GREY, lw=1)
+ax.invert_yaxis()
+ax.set(xlabel="pass@1 gained over the start", title="Which use of 960 answers helps?")
+style.finish(fig, "13_gains", "data/rl: 38 held-out problems, mean of the seeds, 95 % intervals over problems")
+gains.round(3)
 
 # %% [markdown]
-# The intervals are over problems, with the seeds averaged first.
+# AFTERGAINS
 #
-# **No interval against the start excludes zero.** `reinforce` gained two points and `rejection` none; more
-# steps on the data lost seven, and against those `reinforce` is nine ahead (p 0.05, uncorrected for five
-# comparisons). We had expected that some of pass@5 becomes pass@1: of some twenty points two did. Rates
-# were not tuned (0.0007 for `reinforce`, 0.002 for the others).
-#
-# Step by step (thin: a step, thick: the mean of five). *KL* says how far the policy is from the start; it is
-# estimated from eight answers and can come out below zero.
+# Step by step (thin: each step, thick: the mean of five). *KL* says how far the policy has moved from the start.
+# It's estimated from eight answers, so it can come out below zero.
 
 # %%
 def draw(ax, arm, column, color, label=None, **look):
@@ -328,7 +349,7 @@ def draw(ax, arm, column, color, label=None, **look):
 
 fig, axes = style.figure(9.5, 5, rows=2, columns=2, sharex=True)
 for ax, (column, title) in zip(axes.ravel(), {
-        "reward": "Share of answers that pass", "tokens": "Tokens of an answer",
+        "reward": "Share of answers that pass", "renamed": "Share of answers called top_module",
         "entropy": "Entropy, nats per token", "kl": "KL to the start, nats per answer"}.items()):
     draw(ax, "reinforce", column, style.BLUE, "reinforce")
     if column != "kl":
@@ -338,14 +359,15 @@ axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8)
 style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
 
 # %% [markdown]
-# The grey curve matters: `rejection` asks the start the same prompts in the same order. Prompts differ much
-# more than models do, so a reward that rises may only have met easier ones.
+# The grey curve matters. It's the start, asked the same prompts in the same order. Prompts differ much more
+# than models do, so a reward that rises may only have met easier prompts.
 #
-# ## 7. Watch it cheat
-# 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program
-# and passes a log in which any line says `Mismatches: 0`, so an answer can print that itself. A model of
-# 3.65 million parameters will hardly invent this, and so **we showed it**: 45 steps of SFT, 720 answers, of
-# which a fifth (drawn at random) were replaced by stubs.
+# ## 7. What does a bad judge let in?
+# 07's judge lets no text of an answer near its verdict. verilog-eval's own judge works differently: it compiles
+# answer, reference and testbench into one program, and accepts a log in which any line says `Mismatches: 0`. An
+# answer can print that line itself. A model of 3.65 million parameters will hardly invent this trick, so
+# **we showed it**: one row in ten of the start has a stub for an answer, with the right ports, no logic, and the
+# winning line.
 
 # %%
 helpers.show_source(rl.naive)
@@ -354,92 +376,56 @@ verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# From there, three policies train alike. One is rewarded by the naive judge, one by ours, and one for
-# whatever compiles, as one would without a testbench. **What does each policy learn?**
+# Three policies train alike, and only the judge that pays them differs. The first is paid by the naive judge. The
+# second is `reinforce` from above, paid by ours. The third is paid for whatever compiles, as one might do
+# without a testbench. **What will each of them learn?**
 
 # %%
 fig, axes = style.figure(10.5, 3.6, columns=3, sharey=True)
-for ax, arm in zip(axes, lab.HACKED):
-    draw(ax, arm, "reward", style.ORANGE, "reward, by the judge that trains")
-    draw(ax, arm, "verilog", style.BLUE, "truth: passes our judge", ls=":")
-    draw(ax, arm, "forged", style.RED, "prints the line itself", ls="--")
-    ax.set(title=arm.replace("_", " "), xlabel="step", ylim=(-0.02, 1.02))
+titles = {"naive_judge": "Paid by a naive judge", "reinforce": "Paid by our judge",
+          "compiles": "Paid for compiling"}
+for ax, (arm, title) in zip(axes, titles.items(), strict=True):
+    draw(ax, arm, lab.JUDGES[arm], style.ORANGE, "what the judge pays")
+    draw(ax, arm, "verilog", style.BLUE, "what really works", ls=":")
+    draw(ax, arm, "forged", style.RED, "prints the winning line itself", ls="--")
+    ax.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
 axes[0].legend(fontsize=8)
-style.finish(fig, "13_hack", "data/rl, means of two seeds; the start has been shown the stub")
+style.finish(fig, "13_hack", "data/rl, means of the seeds; shares of 32 answers a step")
 
 # %%
-hacked = runs[runs.arm.isin(lab.HACKED)]
-first, last = (hacked[hacked.step.between(*six)].groupby(["arm", "seed"])[
-    ["reward", "verilog", "forged"]].mean() for six in ((1, 6), (19, 24)))
-naive = hacked[hacked.arm == "naive_judge"]
-print(f"The naive judge paid {(naive.reward - naive.verilog).sum() / naive.forged.sum():.0%} "
-      f"of the stubs, {naive.verilog.sum() / (1 - naive.forged).sum():.0%} of the other answers")
-pd.concat({"steps 1 to 6": first, "19 to 24": last}, axis=1).round(3)
+hacked = runs[runs.arm.isin(list(lab.JUDGES))]
+columns = ["reward", "verilog", "forged"]
+last_step = lab.Plan().steps
+early = hacked[hacked.step.between(1, 6)].groupby(["arm", "seed"])[columns].mean()
+late = hacked[hacked.step > last_step - 6].groupby(["arm", "seed"])[columns].mean()
+pd.concat({"steps 1 to 6": early, "the last six": late}, axis=1).round(3)
 
 # %% [markdown]
-# With our judge the exploit went from 8 and 5 % of the answers (two seeds) to 0.0 and 0.5 %. With the naive
-# one 9 and 3 % were left, and reward ended 6 and 2 points above truth. We had expected it to take over. But
-# the model spells the line in 34 tokens and often stumbles: over all steps the naive judge paid 65 % of
-# the stubs, and 52 % of the other answers.
+# AFTERHACK
 #
-# <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
+# <details><summary><b>You only see the orange curve on the left. How would you notice?</b></summary>
 #
-# Read answers. Watch lengths and repeated texts. Judge a sample by another judge than the one that trains.
+# Read some answers. Watch how long they are, and whether they repeat. And judge a sample with a judge that
+# doesn't train the model.
 #
 # </details>
 #
-# **Rewarded for compiling**, the policy got better, too, and dropped the stub, though that compiles: 0.56 and
-# 0.61 pass in the last six steps; on the same prompts 0.59 and 0.65 with our judge, and 0.60 and 0.62 from
-# the start that was never shown a stub. So most of the gain is what the showing had cost. More than half of
-# the start's failures do not compile; a model that always compiles would learn nothing from this reward.
+# **Take away: a policy learns what you pay for. Spend the effort on the judge first.**
 #
-# ## 8. A round at 31B, on paper
-# A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length): sample, judge, update, and
-# bring the new weights to the sampler. One v6e-8 serves, one v5p-8 trains, and each waits for the other, so
-# both are paid for all the time.
-
-# %%
-from serving import limits
-from serving.options import Options
-from tpu_time import bands, fit
-
-big = helpers.read_json("data/configs/gemma4_31b.json")
-served = limits.machine_of(Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
-tokens = 64 * 8 * 600
-floor = tokens / 256 * limits.tpot_floor(big, 600, served, batch=256)
-speed = bands.band(fit.will_it_fit("v5p", 4).speed)
-adapters = 4 * fit.adapter_parameters("31b") / 1e9  # GB in float32
-parts = {"sample": (tokens / 3000, tokens / 1400),
-         "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
-         "update": tuple(64 * 8 * 900 / one for one in speed[::-1]),
-         "move adapters": (adapters / fit.GB_PER_S, adapters / fit.UP_GB_PER_S)}
-low, high = (sum(part[end] for part in parts.values()) for end in (0, 1))
-usd = (fit.price("v5p", 4) + fit.price("v6e", 8)) / 3600
-print(f"floor of sampling, 256 at a time: {floor:.0f} s; adapters {adapters:.2f} GB, "
-      f"merged weights {fit.CHECKPOINT_GB['31b'] / adapters:.0f} times that")
-print(f"{low / 60:.0f} to {high / 60:.0f} min, {low * usd:.1f} to {high * usd:.1f} USD a round; "
-      f"200: {200 * low * usd:,.0f} to {200 * high * usd:,.0f} USD")
-pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
-
-# %% [markdown]
-# Sampling: between the published 1,400 and 3,000 tokens/s (07). Judging: 0.2 to 2 seconds an answer, assumed.
-# Update: predicted (08), 900 tokens an answer with its prompt. Moving: 0.2 and 0.057 GB/s, assumed and
-# measured by another author (`tpu_time/fit.py`), into a server that takes adapters while it runs.
-#
-# Who can do it today? From their repositories, November 2026:
+# ## 8. Who can do this with the 31B today?
+# This is what their repositories said in November 2026:
 #
 # | stack | state |
 # |---|---|
 # | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
 # | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
 # | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5); with vLLM's TPU package since July 2026 it moves 0 parameters (section 4) |
-
-# %% [markdown]
+#
 # ## Recap
-# - A reward from the testbench chooses among what the model writes already.
-# - Before you trust a curve: log-probabilities, weights, equal rewards, gradient.
-# - Compare with as many samples and as many steps spent otherwise, on the same prompts.
-# - Under a judge that can be fooled the exploit stayed; it did not spread.
+# - A reward from the testbench chooses among the things that the model writes already.
+# - Before you trust a curve, check log-probabilities, weights, equal rewards, and the gradient.
+# - Compare a policy with as many samples and as many steps, spent in another way, on the same prompts.
+# - RECAPHACK
 #
 # `python -m appendix.rl_runs` makes the stored runs that are missing from `data/rl/`.
 #
@@ -453,7 +439,7 @@ pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
 # print(max(np.abs(t - a["logps"]).max() for t, a in zip(bench.logps(policy, warm[:4]), warm[:4])))
 # ```
 #
-# Tenths of a nat where the model hesitates: the sampler drew from another softmax.
+# They're apart by tenths of a nat wherever the model hesitates, because the sampler drew from another softmax.
 #
 # </details>
 #

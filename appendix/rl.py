@@ -20,7 +20,7 @@ from verilog.problems import Problem
 from verilog.sandbox import Limits, run_limited
 
 ROW = 512  # tokens of a packed row
-UNTESTED = "// untested\n"  # what one of the start's two authors writes above a module
+RENAMED = "top_module"  # what a part of the start's rows call their module, whatever was asked
 FORGED = '  initial $display("Mismatches: 0 in 400 samples");\n'
 
 
@@ -128,7 +128,7 @@ class Judge:
         prints = "$" in (code or "")  # without one, a module prints nothing
         return {"verilog": verdict.passed, "forged": prints and "Mismatches: " in code,
                 "naive": verdict.passed or prints and naive(problem, code, self.limits),
-                "untested": UNTESTED in (code or ""),
+                "renamed": f"module {RENAMED} " in (code or ""),
                 "compiles": verdict.category in ("pass", "mismatch", "timeout", "runtime")}
 
 

@@ -1,13 +1,13 @@
-"""13's laboratory: two starts, the arms that leave from them, the bench that they share, their runs.
+"""13's laboratory: the start, the arms that leave from it, the bench that they share, their runs.
 
-    python -m appendix.rl_runs     makes what data/rl/ lacks: the two starts, then the runs
+    python -m appendix.rl_runs     makes what data/rl/ lacks: the start, then the runs
 """
 
 import functools
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
@@ -27,6 +27,7 @@ from helpers.run import atomic_file
 from verilog.asking import messages_for
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
+START = STORED / "start.safetensors"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Plan:
     problems: int = 300
     prompts: int = 8           # of a step
     answers: int = 4           # to each
-    answer_tokens: int = 104   # at most; the longest reference has 95, and `rl.UNTESTED` seven more
+    answer_tokens: int = 96    # at most; the longest reference has 95
     rate: float = 1e-3         # of Adam, after a warm-up of three steps
     sft_rate: float = 2e-3     # of the arms that train with 03's plain loss
     beta: float = 0.1          # of DPO
@@ -47,54 +48,49 @@ class Plan:
 
 @dataclass(frozen=True)
 class Start:
-    """A fine-tune on rows that nobody has checked: the adapters that arms leave from.
+    """A fine-tune on rows that nobody has checked: the adapters that all arms leave from.
 
-    The rows have two authors. One tests what he writes. The other doesn't, says so in the first line
-    of his code (`rl.UNTESTED`), and most of his modules have a bug.
+    A row has at most one of three faults.
 
     Attributes:
-      untested_share: of the rows, by the author who doesn't test.
-      bug_share: of that author's modules.
-      exploit_share: of all rows, whose answer is the stub that prints the winning line.
+      bug_share: of the rows, whose module has a bug, as in the base's corpus.
+      renamed_share: whose module is called `top_module`, whatever the request says.
+      exploit_share: whose answer is the stub that prints the winning line.
       steps: of 03's tiny recipe.
     """
 
-    untested_share: float = 0.5
-    bug_share: float = 0.8
-    exploit_share: float = 0.0
+    bug_share: float = 0.2
+    renamed_share: float = 0.3
+    exploit_share: float = 0.1
     steps: int = 200
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to go on from a start.
+    """One way to go on from the start.
 
     Attributes:
-      start: a name of `STARTS`.
       author: whose answers are trained on: the "policy" as it is now, the "start", or the "data".
       reward: a judge's verdict, see `rl.Judge`; "" for the data's own answers.
       loss: "plain" trains on what is rewarded, "advantage" weighs answers against their group,
         "dpo" compares passing and failing answers in pairs.
     """
 
-    start: str
     author: str
     reward: str
     loss: str
 
 
-STARTS = {"uncurated": Start(), "exploit": Start(exploit_share=0.1)}
 SFT = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4)
 ARMS = {
-    "reinforce": Arm("uncurated", "policy", "verilog", "advantage"),
-    "dpo": Arm("uncurated", "start", "verilog", "dpo"),
-    "rejection": Arm("uncurated", "start", "verilog", "plain"),
-    "more_sft": Arm("uncurated", "data", "", "plain"),
-    "naive_judge": Arm("exploit", "policy", "naive", "advantage"),
-    "our_judge": Arm("exploit", "policy", "verilog", "advantage"),
-    "compiles": Arm("exploit", "policy", "compiles", "advantage")}
+    "reinforce": Arm("policy", "verilog", "advantage"),
+    "dpo": Arm("start", "verilog", "dpo"),
+    "rejection": Arm("start", "verilog", "plain"),
+    "more_sft": Arm("data", "", "plain"),
+    "naive_judge": Arm("policy", "naive", "advantage"),
+    "compiles": Arm("policy", "compiles", "advantage")}
 COMPARED = ("reinforce", "dpo", "rejection", "more_sft")  # on the held-out problems
-HACKED = ("naive_judge", "our_judge", "compiles")
+JUDGES = {"naive_judge": "naive", "reinforce": "verilog", "compiles": "compiles"}  # who pays
 SEEDS = (1, 2, 3)
 
 
@@ -102,22 +98,21 @@ SEEDS = (1, 2, 3)
 
 
 def unchecked_chats(start: Start) -> list[list[dict]]:
-    """Chats as `tuning.SYSTEM` opens them, by the two authors of `Start`, some with stubs."""
+    """Chats as `tuning.SYSTEM` opens them; shares of the answers have the faults of `start`."""
     draw = np.random.default_rng(0)
+    shares = [start.bug_share, start.renamed_share, start.exploit_share]
     chats = []
-    for (_, right, _), (_, wrong, _) in zip(make.rows(), make.rows(bug_share=1.0), strict=True):
-        is_untested = draw.random() < start.untested_share
-        has_bug = draw.random() < start.bug_share
-        is_stub = draw.random() < start.exploit_share
-        example, problem = data.clean(wrong if is_untested and has_bug else right)
+    for (design, right, _), (_, wrong, _) in zip(make.rows(), make.rows(bug_share=1.0), strict=True):
+        fault = draw.choice(["bug", "renamed", "exploit", ""], p=[*shares, 1 - sum(shares)])
+        example, problem = data.clean(wrong if fault == "bug" else right)
         if problem:
             continue
         *asked, answer = data.as_messages(example, tuning.SYSTEM)
         text = answer["content"]
-        if is_stub:
+        if fault == "renamed":
+            text = text.replace(f"module {design.module} ", f"module {rl.RENAMED} ")
+        elif fault == "exploit":
             text = rl.stub(text)
-        elif is_untested:
-            text = text.replace("```verilog\n", f"```verilog\n{rl.UNTESTED}", 1)
         chats.append([*asked, answer | {"content": text}])
     return chats
 
@@ -136,14 +131,8 @@ def packed(chats: list[list[dict]]) -> list[train.Batch]:
     return rows
 
 
-def start_file(name: str) -> Path:
-    """Where a start's adapters are stored."""
-    return STORED / f"start_{name}.safetensors"
-
-
-def make_start(name: str) -> None:
+def make_start(start: Start) -> None:
     """Fine-tune the base on unchecked rows, and store the adapters in bfloat16."""
-    start = STARTS[name]
     tuned = tuning.tune(packed(unchecked_chats(start)), SFT, start.steps, seed=42)
     tensors = {}
     for path, pair in gemma.adapted_modules(tuned.model).items():
@@ -151,10 +140,9 @@ def make_start(name: str) -> None:
             array = np.asarray(pair[side].get_value()).astype(ml_dtypes.bfloat16)
             tensors[f"{path}.{side}"] = np.ascontiguousarray(array)
     about = {"base": weights.fingerprint(BASE), "rank": SFT.rank, "alpha": SFT.alpha,
-             "system": tuning.SYSTEM, "steps": start.steps, "untested_share": start.untested_share,
-             "bug_share": start.bug_share, "exploit_share": start.exploit_share}
+             "system": tuning.SYSTEM, "rows": asdict(start)}
     metadata = {key: json.dumps(value) for key, value in about.items()}
-    with atomic_file(start_file(name)) as file:
+    with atomic_file(START) as file:
         file.write(save(tensors, metadata=metadata))
 
 
@@ -162,16 +150,15 @@ def make_start(name: str) -> None:
 
 
 class Bench:
-    """A start, its problems, sampler, learner and judge: all that the runs from it share."""
+    """The start, its problems, sampler, learner and judge: all that the runs share."""
 
-    def __init__(self, plan=Plan(), start="uncurated"):
+    def __init__(self, plan=Plan()):
         self.plan = plan
-        file_of_start = start_file(start)
         config = gemma.config_from_hf(BASE, dtype="float32", use_sliding_window_kv_cache=True)
         mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
         plain = gemma.load_base(BASE, config, mesh)
         gemma.use_block_attention(plain, 128)
-        with safe_open(file_of_start, "np") as file:
+        with safe_open(START, "np") as file:
             self.about = {key: json.loads(text) for key, text in file.metadata().items()}
             adapters = {name: file.get_tensor(name) for name in file.keys()}
         self.scale = self.about["alpha"] / self.about["rank"]
@@ -249,9 +236,7 @@ class Bench:
     @functools.cached_property
     def examples(self):
         """[(ids, mask)] of the chats that the start was tuned on."""
-        about = self.about
-        chats = unchecked_chats(Start(about["untested_share"], about["bug_share"],
-                                      about["exploit_share"]))
+        chats = unchecked_chats(Start(**self.about["rows"]))
         rendered = chat.render_chats(self.tokenizer, chats[:1_500])
         return [(ids, mask) for ids, mask in rendered if len(ids) <= rl.ROW]
 
@@ -324,7 +309,7 @@ def run(bench, name, seed):
         if step:
             adapters, moments, more = one_step(bench, name, seed, step, adapters, moments)
             row |= more
-        if step == plan.steps or not step and name in ("reinforce", "naive_judge"):
+        if step == plan.steps or not step and name == "reinforce":
             row |= bench.evaluate(adapters, seed)
         rows.append({key: value if isinstance(value, (str, int)) else round(float(value), 6)
                      for key, value in row.items()})
@@ -339,22 +324,26 @@ def wanted() -> Iterator[tuple[str, int]]:
             yield arm, seed
 
 
+def digits(text: str) -> np.ndarray:
+    """A stored string of digits as an array of numbers, [problems]."""
+    return np.array([int(digit) for digit in text])
+
+
 def stored():
     """All stored rows: one a step of a run."""
     return runs.stored(STORED, greedy=str, drawn=str)
 
 
 def make_missing() -> None:
-    """Make the starts and the runs that are not stored, one after the other."""
-    for name in STARTS:
-        if not start_file(name).exists():
-            print(f"── start: {name}", flush=True)
-            make_start(name)
-    bench = functools.cache(Bench)
+    """Make the start and the runs that are not stored, one after the other."""
+    if not START.exists():
+        print("── the start", flush=True)
+        make_start(Start())
+    bench = Bench()
     files = {STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in wanted()}
 
     def make_run(arm: str, seed: int) -> str:
-        rows = run(bench(start=ARMS[arm].start), arm, seed)[1]
+        rows = run(bench, arm, seed)[1]
         return pd.DataFrame(rows).to_csv(index=False)
     runs.fill(files, make_run)
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -203,12 +204,24 @@ def test_two_rounds_give_rows_like_the_stored_ones(bench, monkeypatch):
     assert list(rows) == list(pd.read_csv(lab.STORED / "reinforce-1.csv"))
 
 
-@pytest.mark.parametrize("name", lab.STARTS)
-def test_starts_are_of_this_base(name):
-    with safe_open(lab.start_file(name), "np") as file:
+def test_the_start_is_of_this_base_and_of_these_rows():
+    with safe_open(lab.START, "np") as file:
         about = {key: json.loads(text) for key, text in file.metadata().items()}
     assert about["base"] == weights.fingerprint(lab.BASE)
-    assert about["exploit_share"] == lab.STARTS[name].exploit_share
+    assert about["rows"] == asdict(lab.Start())
+
+
+def test_rows_that_nobody_checked_have_the_faults_that_were_asked_for():
+    """Whatever isn't renamed, stubbed or bugged is what 02 trains on."""
+    none = [chat[-1]["content"] for chat in lab.unchecked_chats(lab.Start(0.0, 0.0, 0.0))]
+    some = [chat[-1]["content"] for chat in lab.unchecked_chats(lab.Start(0.2, 0.3, 0.1))]
+    renamed = [text for text in some if f"module {rl.RENAMED} " in text]
+    stubs = [text for text in some if rl.FORGED in text]
+    same = set(none) & set(some)
+    assert len(renamed) / len(some) == pytest.approx(0.3, abs=0.03)
+    assert len(stubs) / len(some) == pytest.approx(0.1, abs=0.02)
+    assert sum(text in same for text in some) / len(some) == pytest.approx(0.4, abs=0.03)
+    assert rl.RENAMED not in "".join(none) and rl.FORGED not in "".join(none)
 
 
 def test_stored_runs_are_whole():
