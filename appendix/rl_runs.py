@@ -39,7 +39,7 @@ class Plan:
     prompts: int = 8           # of a step
     answers: int = 4           # to each
     answer_tokens: int = 96    # at most; the longest reference has 95
-    rate: float = 1e-3         # of Adam, after a warm-up of three steps
+    rate: float = 1e-3         # of Adam: three steps of warm-up, then down to zero in a line
     sft_rate: float = 2e-3     # of the arms that train with 03's plain loss
     beta: float = 0.1          # of DPO
     examples: int = 16         # of a step of SFT
@@ -293,7 +293,8 @@ def one_step(bench, name, seed, step, adapters, moments):
                "entropy": np.concatenate([answer["entropy"] for answer in sampled]).mean(),
                "kl": (bench.nats(bench.start, some)
                       + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
-    rate = (plan.sft_rate if arm.loss == "plain" else plan.rate) * min(1.0, step / 3)
+    highest = plan.sft_rate if arm.loss == "plain" else plan.rate
+    rate = highest * min(1.0, step / 3) * (1 - (step - 1) / plan.steps)
     adapters, moments = bench.learner.step(
         adapters, moments, bench.frozen, answers, factors, rate)
     return adapters, moments, row | {
