@@ -34,7 +34,7 @@ START = STORED / "start.safetensors"
 class Plan:
     """How much of everything; the stored runs are of the defaults."""
 
-    steps: int = 30
+    steps: int = 20
     problems: int = 300
     prompts: int = 8           # of a step
     answers: int = 4           # to each
