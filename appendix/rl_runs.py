@@ -35,11 +35,12 @@ class Plan:
     """How much of everything; the stored runs are of the defaults."""
 
     steps: int = 20
+    judged_steps: int = 30     # of the arms that only differ in who judges them
     problems: int = 300
     prompts: int = 8           # of a step
     answers: int = 4           # to each
     answer_tokens: int = 96    # at most; the longest reference has 95
-    rate: float = 1e-3         # of Adam: three steps of warm-up, then down to zero in a line
+    rate: float = 1e-3         # of Adam, after three steps of warm-up
     sft_rate: float = 2e-3     # of the arms that train with 03's plain loss
     beta: float = 0.1          # of DPO
     examples: int = 16         # of a step of SFT
@@ -74,11 +75,14 @@ class Arm:
       reward: a judge's verdict, see `rl.Judge`; "" for the data's own answers.
       loss: "plain" trains on what is rewarded, "advantage" weighs answers against their group,
         "dpo" compares passing and failing answers in pairs.
+      rate_falls: to zero in a line, so that the last steps don't undo what the first ones found.
+        Without it the rate stays, as in a run that nobody has set an end to.
     """
 
     author: str
     reward: str
     loss: str
+    rate_falls: bool = True
 
 
 SFT = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4)
@@ -87,10 +91,11 @@ ARMS = {
     "dpo": Arm("start", "verilog", "dpo"),
     "rejection": Arm("start", "verilog", "plain"),
     "more_sft": Arm("data", "", "plain"),
-    "naive_judge": Arm("policy", "naive", "advantage"),
-    "compiles": Arm("policy", "compiles", "advantage")}
+    "naive_judge": Arm("policy", "naive", "advantage", rate_falls=False),
+    "our_judge": Arm("policy", "verilog", "advantage", rate_falls=False),
+    "compiles": Arm("policy", "compiles", "advantage", rate_falls=False)}
 COMPARED = ("reinforce", "dpo", "rejection", "more_sft")  # on the held-out problems
-JUDGES = {"naive_judge": "naive", "reinforce": "verilog", "compiles": "compiles"}  # who pays
+JUDGES = {"naive_judge": "naive", "our_judge": "verilog", "compiles": "compiles"}  # who pays
 SEEDS = (1, 2, 3)
 
 
@@ -273,6 +278,11 @@ def factors_of(bench, arm, rewards, sampled, adapters):
     return rewards.ravel()
 
 
+def steps_of(plan: Plan, name: str) -> int:
+    """How many steps an arm takes."""
+    return plan.steps if ARMS[name].rate_falls else plan.judged_steps
+
+
 def one_step(bench, name, seed, step, adapters, moments):
     """(adapters, moments, what a row of data/rl says of it) after a step of an arm."""
     arm, plan, begun, row = ARMS[name], bench.plan, time.perf_counter(), {}
@@ -294,7 +304,9 @@ def one_step(bench, name, seed, step, adapters, moments):
                "kl": (bench.nats(bench.start, some)
                       + sum(float(answer["logps"].sum()) for answer in some)) / len(some)}
     highest = plan.sft_rate if arm.loss == "plain" else plan.rate
-    rate = highest * min(1.0, step / 3) * (1 - (step - 1) / plan.steps)
+    rate = highest * min(1.0, step / 3)
+    if arm.rate_falls:
+        rate *= 1 - (step - 1) / plan.steps
     adapters, moments = bench.learner.step(
         adapters, moments, bench.frozen, answers, factors, rate)
     return adapters, moments, row | {
@@ -304,13 +316,14 @@ def one_step(bench, name, seed, step, adapters, moments):
 def run(bench, name, seed):
     """Run an arm to its end; returns (adapters, its rows)."""
     plan, rows, adapters = bench.plan, [], bench.start
+    last_step = steps_of(plan, name)
     moments = bench.learner.optimizer.init(adapters)
-    for step in range(plan.steps + 1):
+    for step in range(last_step + 1):
         row = {"arm": name, "seed": seed, "step": step}
         if step:
             adapters, moments, more = one_step(bench, name, seed, step, adapters, moments)
             row |= more
-        if step == plan.steps or not step and name == "reinforce":
+        if step == last_step or not step and name == "reinforce":
             row |= bench.evaluate(adapters, seed)
         rows.append({key: value if isinstance(value, (str, int)) else round(float(value), 6)
                      for key, value in row.items()})

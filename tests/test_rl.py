@@ -228,6 +228,6 @@ def test_stored_runs_are_whole():
     runs = lab.stored().groupby(["arm", "seed"])
     assert set(runs.groups) == set(lab.wanted())
     for (arm, seed), rows in runs:
-        assert rows.step.tolist() == list(range(lab.Plan.steps + 1)), (arm, seed)
+        assert rows.step.tolist() == list(range(lab.steps_of(lab.Plan(), arm) + 1)), (arm, seed)
         for column in ("greedy", "drawn"):
             assert rows[column].dropna().str.fullmatch(r"\d{38}").all()
