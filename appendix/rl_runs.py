@@ -25,9 +25,11 @@ from appendix.world import make
 from helpers import chat, data, gemma, packing, train, weights
 from helpers.run import atomic_file
 from verilog.asking import messages_for
+from verilog.problems import Problem
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
 START = STORED / "start.safetensors"
+UNSOLVED = STORED / "unsolved.json"  # the problems that the start couldn't solve
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,14 @@ class Arm:
         "dpo" compares passing and failing answers in pairs.
       rate_falls: to zero in a line, so that the last steps don't undo what the first ones found.
         Without it the rate stays, as in a run that nobody has set an end to.
+      only_unsolved: ask only problems that the start couldn't solve, instead of all.
     """
 
     author: str
     reward: str
     loss: str
     rate_falls: bool = True
+    only_unsolved: bool = False
 
 
 SFT = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4)
@@ -91,9 +95,9 @@ ARMS = {
     "dpo": Arm("start", "verilog", "dpo"),
     "rejection": Arm("start", "verilog", "plain"),
     "more_sft": Arm("data", "", "plain"),
-    "naive_judge": Arm("policy", "naive", "advantage", rate_falls=False),
-    "our_judge": Arm("policy", "verilog", "advantage", rate_falls=False),
-    "compiles": Arm("policy", "compiles", "advantage", rate_falls=False)}
+    "naive_judge": Arm("policy", "naive", "advantage", False, True),
+    "our_judge": Arm("policy", "verilog", "advantage", False, True),
+    "compiles": Arm("policy", "compiles", "advantage", False, True)}
 COMPARED = ("reinforce", "dpo", "rejection", "more_sft")  # on the held-out problems
 JUDGES = {"naive_judge": "naive", "our_judge": "verilog", "compiles": "compiles"}  # who pays
 SEEDS = (1, 2, 3)
@@ -257,12 +261,38 @@ class Bench:
         return sum(float(self.loss(adapters, self.frozen, *part)) for part in each)
 
 
-def asked_in(bench, seed, step):
-    """The problems of a step; arms of one seed ask the same ones."""
-    order = np.random.default_rng(seed).permutation(len(bench.problems))
+def make_unsolved(bench: Bench) -> None:
+    """Ask the start each problem, and store the names of those that none of its answers solves."""
+    plan = bench.plan
+    padded = bench.problems + bench.problems[:-len(bench.problems) % plan.prompts]
+    unsolved = []
+    for first in range(0, len(padded), plan.prompts):
+        problems = padded[first:first + plan.prompts]
+        sampled = bench.sample(bench.start, problems, jax.random.key(first))
+        verdicts = bench.judge([(answer["problem"], answer["text"]) for answer in sampled])
+        for place, problem in enumerate(problems):
+            tries = verdicts[place * plan.answers:(place + 1) * plan.answers]
+            if not any(verdict["verilog"] for verdict in tries) and problem.name not in unsolved:
+                unsolved.append(problem.name)
+    with atomic_file(UNSOLVED) as file:
+        file.write(json.dumps(unsolved, indent=1).encode())
+
+
+def problems_of(bench: Bench, arm: Arm) -> list[Problem]:
+    """The problems that an arm trains on."""
+    if not arm.only_unsolved:
+        return bench.problems
+    names = set(json.loads(UNSOLVED.read_text()))
+    return [problem for problem in bench.problems if problem.name in names]
+
+
+def asked_in(bench, arm, seed, step):
+    """The problems of a step; arms of one seed that train on the same problems ask the same ones."""
+    problems = problems_of(bench, arm)
+    order = np.random.default_rng(seed).permutation(len(problems))
     first = (step - 1) * bench.plan.prompts
     places = np.arange(first, first + bench.plan.prompts) % len(order)
-    return [bench.problems[place] for place in order[places]]
+    return [problems[place] for place in order[places]]
 
 
 def factors_of(bench, arm, rewards, sampled, adapters):
@@ -292,7 +322,7 @@ def one_step(bench, name, seed, step, adapters, moments):
     else:
         author = bench.start if arm.author == "start" else adapters
         key = jax.random.fold_in(jax.random.key(seed), step)
-        sampled = bench.sample(author, asked_in(bench, seed, step), key)
+        sampled = bench.sample(author, asked_in(bench, arm, seed, step), key)
         verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in sampled]))
         rewards = verdicts[arm.reward].to_numpy(float).reshape(plan.prompts, plan.answers)
         factors = factors_of(bench, arm, rewards, sampled, adapters)
@@ -354,6 +384,9 @@ def make_missing() -> None:
         print("── the start", flush=True)
         make_start(Start())
     bench = Bench()
+    if not UNSOLVED.exists():
+        print("── the problems that the start can't solve", flush=True)
+        make_unsolved(bench)
     files = {STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in wanted()}
 
     def make_run(arm: str, seed: int) -> str:
