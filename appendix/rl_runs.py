@@ -25,11 +25,8 @@ from appendix.world import make
 from helpers import chat, data, gemma, packing, train, weights
 from helpers.run import atomic_file
 from verilog.asking import messages_for
-from verilog.problems import Problem
 
 BASE, STORED = "assets/tiny_gemma4", Path("data/rl")
-START = STORED / "start.safetensors"
-UNSOLVED = STORED / "unsolved.json"  # the problems that the start couldn't solve
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,9 @@ class Start:
     steps: int = 200
 
 
+ROWS = {"start": Start(), "gamed": Start(renamed_share=0.15, exploit_share=0.25)}
+
+
 @dataclass(frozen=True)
 class Arm:
     """One way to go on from the start.
@@ -79,14 +79,14 @@ class Arm:
         "dpo" compares passing and failing answers in pairs.
       rate_falls: to zero in a line, so that the last steps don't undo what the first ones found.
         Without it the rate stays, as in a run that nobody has set an end to.
-      only_unsolved: ask only problems that the start couldn't solve, instead of all.
+      start: from which of `ROWS` it leaves.
     """
 
     author: str
     reward: str
     loss: str
     rate_falls: bool = True
-    only_unsolved: bool = False
+    start: str = "start"
 
 
 SFT = train.Settings(rank=16, alpha=32.0, learning_rate=5e-3, warmup_steps=10, rows_per_step=4)
@@ -95,9 +95,9 @@ ARMS = {
     "dpo": Arm("start", "verilog", "dpo"),
     "rejection": Arm("start", "verilog", "plain"),
     "more_sft": Arm("data", "", "plain"),
-    "naive_judge": Arm("policy", "naive", "advantage", False, True),
-    "our_judge": Arm("policy", "verilog", "advantage", False, True),
-    "compiles": Arm("policy", "compiles", "advantage", False, True)}
+    "naive_judge": Arm("policy", "naive", "advantage", False, "gamed"),
+    "our_judge": Arm("policy", "verilog", "advantage", False, "gamed"),
+    "compiles": Arm("policy", "compiles", "advantage", False, "gamed")}
 COMPARED = ("reinforce", "dpo", "rejection", "more_sft")  # on the held-out problems
 JUDGES = {"naive_judge": "naive", "our_judge": "verilog", "compiles": "compiles"}  # who pays
 SEEDS = (1, 2, 3)
@@ -140,8 +140,14 @@ def packed(chats: list[list[dict]]) -> list[train.Batch]:
     return rows
 
 
-def make_start(start: Start) -> None:
+def start_file(name: str) -> Path:
+    """Where the adapters of one of `ROWS` are stored."""
+    return STORED / f"{name}.safetensors"
+
+
+def make_start(name: str) -> None:
     """Fine-tune the base on unchecked rows, and store the adapters in bfloat16."""
+    start = ROWS[name]
     tuned = tuning.tune(packed(unchecked_chats(start)), SFT, start.steps, seed=42)
     tensors = {}
     for path, pair in gemma.adapted_modules(tuned.model).items():
@@ -151,7 +157,7 @@ def make_start(start: Start) -> None:
     about = {"base": weights.fingerprint(BASE), "rank": SFT.rank, "alpha": SFT.alpha,
              "system": tuning.SYSTEM, "rows": asdict(start)}
     metadata = {key: json.dumps(value) for key, value in about.items()}
-    with atomic_file(START) as file:
+    with atomic_file(start_file(name)) as file:
         file.write(save(tensors, metadata=metadata))
 
 
@@ -161,13 +167,13 @@ def make_start(start: Start) -> None:
 class Bench:
     """The start, its problems, sampler, learner and judge: all that the runs share."""
 
-    def __init__(self, plan=Plan()):
+    def __init__(self, plan=Plan(), start="start"):
         self.plan = plan
         config = gemma.config_from_hf(BASE, dtype="float32", use_sliding_window_kv_cache=True)
         mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
         plain = gemma.load_base(BASE, config, mesh)
         gemma.use_block_attention(plain, 128)
-        with safe_open(START, "np") as file:
+        with safe_open(start_file(start), "np") as file:
             self.about = {key: json.loads(text) for key, text in file.metadata().items()}
             adapters = {name: file.get_tensor(name) for name in file.keys()}
         self.scale = self.about["alpha"] / self.about["rank"]
@@ -261,38 +267,12 @@ class Bench:
         return sum(float(self.loss(adapters, self.frozen, *part)) for part in each)
 
 
-def make_unsolved(bench: Bench) -> None:
-    """Ask the start each problem, and store the names of those that none of its answers solves."""
-    plan = bench.plan
-    padded = bench.problems + bench.problems[:-len(bench.problems) % plan.prompts]
-    unsolved = []
-    for first in range(0, len(padded), plan.prompts):
-        problems = padded[first:first + plan.prompts]
-        sampled = bench.sample(bench.start, problems, jax.random.key(first))
-        verdicts = bench.judge([(answer["problem"], answer["text"]) for answer in sampled])
-        for place, problem in enumerate(problems):
-            tries = verdicts[place * plan.answers:(place + 1) * plan.answers]
-            if not any(verdict["verilog"] for verdict in tries) and problem.name not in unsolved:
-                unsolved.append(problem.name)
-    with atomic_file(UNSOLVED) as file:
-        file.write(json.dumps(unsolved, indent=1).encode())
-
-
-def problems_of(bench: Bench, arm: Arm) -> list[Problem]:
-    """The problems that an arm trains on."""
-    if not arm.only_unsolved:
-        return bench.problems
-    names = set(json.loads(UNSOLVED.read_text()))
-    return [problem for problem in bench.problems if problem.name in names]
-
-
-def asked_in(bench, arm, seed, step):
-    """The problems of a step; arms of one seed that train on the same problems ask the same ones."""
-    problems = problems_of(bench, arm)
-    order = np.random.default_rng(seed).permutation(len(problems))
+def asked_in(bench, seed, step):
+    """The problems of a step; arms of one seed ask the same ones."""
+    order = np.random.default_rng(seed).permutation(len(bench.problems))
     first = (step - 1) * bench.plan.prompts
     places = np.arange(first, first + bench.plan.prompts) % len(order)
-    return [problems[place] for place in order[places]]
+    return [bench.problems[place] for place in order[places]]
 
 
 def factors_of(bench, arm, rewards, sampled, adapters):
@@ -322,7 +302,7 @@ def one_step(bench, name, seed, step, adapters, moments):
     else:
         author = bench.start if arm.author == "start" else adapters
         key = jax.random.fold_in(jax.random.key(seed), step)
-        sampled = bench.sample(author, asked_in(bench, arm, seed, step), key)
+        sampled = bench.sample(author, asked_in(bench, seed, step), key)
         verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in sampled]))
         rewards = verdicts[arm.reward].to_numpy(float).reshape(plan.prompts, plan.answers)
         factors = factors_of(bench, arm, rewards, sampled, adapters)
@@ -379,19 +359,21 @@ def stored():
 
 
 def make_missing() -> None:
-    """Make the start and the runs that are not stored, one after the other."""
-    if not START.exists():
-        print("── the start", flush=True)
-        make_start(Start())
-    bench = Bench()
-    if not UNSOLVED.exists():
-        print("── the problems that the start can't solve", flush=True)
-        make_unsolved(bench)
-    files = {STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in wanted()}
+    """Make the starts and the runs that are not stored, one after the other."""
+    for name in ROWS:
+        if not start_file(name).exists():
+            print(f"── {name}", flush=True)
+            make_start(name)
+
+    @functools.cache
+    def bench_of(start: str) -> Bench:
+        return Bench(start=start)
 
     def make_run(arm: str, seed: int) -> str:
-        rows = run(bench, arm, seed)[1]
+        rows = run(bench_of(ARMS[arm].start), arm, seed)[1]
         return pd.DataFrame(rows).to_csv(index=False)
+
+    files = {STORED / f"{arm}-{seed}.csv": (arm, seed) for arm, seed in wanted()}
     runs.fill(files, make_run)
 
 
