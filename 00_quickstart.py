@@ -31,8 +31,8 @@
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart
 # the session once.
 #
-# This is the road of the whole series, with what travels on it. You'll walk it once, quickly, up to the
-# trained adapters, and then judge the answers.
+# This is the road of the whole series, with what travels on it. You'll walk it once, quickly, as far as the
+# *adapters*, which are the small matrices that get trained, and then judge the answers.
 #
 # ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
 
@@ -87,10 +87,11 @@ base = gemma.load_base(BASE, config, mesh)
 print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parameters")
 
 # %% [markdown]
-# `answer` renders requests with the model's own chat template and decodes *greedily*, which means that
-# it always takes the likeliest next token. We ask for the 38 modules of a small benchmark. The training
-# rows ask for the same kinds of modules, but never with these widths and names. One of the 38 is an
-# up-down counter, and it'll follow you through the whole series.
+# `answer` puts each request into the model's *chat template*, the form in which it expects a
+# conversation, and decodes *greedily*, which means that it always takes the likeliest next token. We ask
+# for the 38 modules of a small benchmark. The training rows ask for the same kinds of modules, but never
+# with these widths and names. One of the 38 is an up-down counter, and it'll follow you through the whole
+# series.
 
 # %%
 def answer(model, requests):
@@ -108,12 +109,12 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# **That isn't an answer. What is it?**
+# **A single full stop. That isn't an answer, so what is it?**
 #
 # <details><summary>Answer</summary>
 #
 # A continuation. The base has only ever learned which token comes next, so it goes on with the request
-# as if it were a file.
+# as if it were a file, and here the likeliest next token is a full stop.
 #
 # </details>
 #
@@ -150,8 +151,9 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
 #
 # ## 3. How does it learn? LoRA, in about two minutes
 # We leave the model's weights alone. Beside each matrix of attention and MLP we put two thin ones, A and
-# B, and add their product A·B to the frozen matrix. Only A and B are trained: that's LoRA. JAX compiles a
-# whole optimizer step into one program.
+# B, and add their product A·B to the frozen matrix. Only A and B are trained: that's LoRA. `rank` says how
+# thin they are, and the product counts `alpha / rank` times. JAX compiles a whole optimizer step into one
+# program.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -223,8 +225,9 @@ style.side_by_side({f"{number} steps: {'passes' if verdict.passed else 'fails'}"
                     for (number, text), verdict in zip(counters.items(), verdicts)})
 
 # %% [markdown]
-# First it learns what an answer looks like: a fence, a module, a list of ports. The details that a simulator
-# cares about come last.
+# First it learns what an answer looks like: a code fence (the three backticks), a module, a list of ports.
+# The details that a simulator cares about come last. In our run only the clock has the wrong name after ten
+# steps, and that's enough to fail.
 #
 # ## 4. Is it right? Count
 # We ask for all 38 modules again. Each answer is compiled and simulated beside a correct module by the
@@ -244,12 +247,12 @@ place = requests.index(counter)
 style.side_by_side({"base": before[place], "tuned": after[place]}, counter)
 
 # %% [markdown]
-# **Two minutes on a CPU took it from no answers to most of them.**
+# **Two minutes on a CPU took it from passing none of the problems to passing most of them.**
 #
 # ## 5. What happens with your own request?
-# Change the text and run the cell again. This model is tiny and knows small modules in plain words:
-# gates, multiplexers, adders, counters, shift registers. Keep the form, which is an opening sentence,
-# the ports, and one sentence of behaviour. Try another width or other names, or swap up and down.
+# Change the text and run the cell again. This model is tiny, and it only knows small modules that you
+# describe in plain words: gates, multiplexers, adders, counters, shift registers. Keep the form: an opening
+# sentence, the ports, and one sentence of behaviour. Try another width or other names, or swap up and down.
 
 # %%
 def ask(request):
@@ -262,22 +265,23 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 
 # %% [markdown]
 # ## What you have seen
-# You started with a base model, took a few dozen optimizer steps on two thin matrices beside each
-# weight, and ended with a model that writes modules which pass their tests.
+# You started with a base model and took a few dozen optimizer steps on two thin matrices beside each frozen
+# one. Now it writes modules that pass their tests.
 #
 # | here | in full |
 # |---|---|
 # | your own chats | [own data](own_data.ipynb): bring a file, on Colab or Kaggle |
 # | rows, masks, packing | [02](02_data.ipynb) |
 # | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
-# | | [04](04_merge.ipynb) merges the adapters into a model that any engine loads |
+# | the trained A and B | [04](04_merge.ipynb) merges them into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after a longer training |
 #
-# Could the base write Verilog before? Yes, if you ask the way Verilog files do, but it's as careless as
-# its corpus. [07](07_eval.ipynb) measures what the tuning added to that.
+# Could the base write Verilog before? Yes, if you ask as a Verilog file would, in a comment above the
+# module. But then it also makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures
+# what the tuning added to that.
 #
-# For a model 8,400 times as large the programs are the same. They've been compiled for a TPU but haven't
-# run on one yet ([08](08_dryrun.ipynb)). If you'd like to use a TPU, go on with
+# For the 31B, which is 8,400 times as large, the programs are the same. They've been compiled for a TPU but
+# haven't run on one yet ([08](08_dryrun.ipynb)). If you'd like to use a TPU, go on with
 # [01 · From nothing to a TPU machine that can run this](01_setup.ipynb). If you stay on a CPU, go on with
 # [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb).

@@ -86,8 +86,8 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# A machine is fine if it's the one we planned for your size, or if we know that 03's training step fits
-# there.
+# Which slices will do? The one that we planned for the model's size, and every other one of which we know that
+# 03's training step fits there.
 
 # %%
 def may_be(piece):
@@ -123,13 +123,13 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # </details>
 #
-# Here is what fills the memory of two slices while they train it.
+# So what fills the memory of a slice while it trains the 31B? Here are two of them.
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
-# This table counts all of that. Its dollars are for the whole of notebook 03, which trains on 10,000
-# examples of 922 tokens on average, as in the paper that this series follows (the *published recipe*, arXiv
-# 2605.25645).
+# The table lists the slices for which a whole training step was compiled and fits. Its dollars are for all of
+# notebook 03, with 10,000 examples of 922 tokens on average. That's what the paper used that this series
+# follows (arXiv 2605.25645; we call it the *published recipe*).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -144,13 +144,14 @@ for step, price in choices:  # of each slice, bfloat16 comes before int8
 style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for all of 03"]))
 
 # %% [markdown]
-# The 31B needs four v5p chips or eight v6e chips. Smaller slices hold it if each frozen weight takes one
-# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). For the E2B one
-# chip should be enough, a v6e-1 with room to spare and a v5e-1 barely.
+# So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. By our own estimate four v6e
+# chips hold it, too. On eight v5e chips it fits if each frozen weight takes one byte (int8,
+# [11](11_qlora.ipynb)) instead of two (bfloat16). For the E2B one chip should be enough, a v6e-1 with room to
+# spare and a v5e-1 barely (estimated).
 #
 # The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on-demand rates.
-# For the 31B we assumed about half an hour of loading and compiling. `≥` is a lower limit, where no time is
-# predicted.
+# For the 31B we assumed about half an hour of loading and compiling. (A `≥` in the table would be a lower
+# limit: we write it where a step fits but its time isn't predicted.)
 #
 # The next table opens on a click and has the rest. If the activations don't fit, the backward pass can
 # compute them again instead (`remat`; PyTorch says activation checkpointing). `NONE` recomputes nothing,
@@ -183,7 +184,8 @@ style.folded("every slice: memory, remat, speed, hours",
 #
 # <details><summary>Answer</summary>
 #
-# Google's names count TensorCores. A v5p chip has two, which JAX treats as one device. A v6e chip has one.
+# Google's names count TensorCores. A v5p chip has two, and JAX treats the pair as one device, so a v5p-8 is
+# four chips and four devices. A v6e chip has one, so a v6e-8 is eight of each.
 #
 # </details>
 #
@@ -239,8 +241,9 @@ if library:
         print(refusal)
 
 # %% [markdown]
-# The compiler refuses, and says how much memory the product would need. ✏️ Put in your own function, or
-# another slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the whole training step of 03,
+# The compiler refuses, and says how much memory the product would need. (*HLO* is the compiler's form of the
+# graph, and its temporaries are what lies between inputs and output.) ✏️ Put in your own function, or another
+# slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the whole training step of 03,
 # and also predicts how long it takes.
 #
 # **A TPU's compiler tells you what fits, and you don't need the TPU. So compile first, and rent later.**

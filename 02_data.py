@@ -61,7 +61,7 @@ helpers.machine()
 #
 # You choose the model here, too. `base` is a name on the hub or a folder, and it can be a Gemma 4 31B, 12B,
 # E4B or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
-# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained to bear four bits.
+# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained with four bits in mind.
 
 # %%
 import json
@@ -104,7 +104,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # %% [markdown]
 # CodeV-R1 (Zhu et al. 2025, licence CC BY-SA 4.0) pairs specifications of hardware modules with the answers
 # of a reasoning model. Its authors kept an answer only if its Verilog can be turned into a circuit. The
-# tiny set has the same columns. A generator wrote it, and broke a few rows on purpose.
+# tiny set has the same columns. A program wrote it, and broke a few rows on purpose.
 #
 # Our running example is an up-down counter. The benchmark of notebook 07 asks for one, so we mustn't train
 # on that very problem. Here's its sibling in the training set:
@@ -152,10 +152,10 @@ pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
 
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
-own = [data.clean(row) for row in data.read_rows("data/own_example.jsonl")]
-own_chats = [data.as_messages(example, cfg.system) for example, reason in own if not reason]
-print(f"{len(own)} rows, {len(own_chats)} chats; "
-      f"dropped: {dict(Counter(reason for _, reason in own if reason))}")
+own_rows = [data.clean(row) for row in data.read_rows("data/own_example.jsonl")]
+own_chats = [data.as_messages(example, cfg.system) for example, problem in own_rows if not problem]
+own_dropped = Counter(problem for _, problem in own_rows if problem)
+print(f"{len(own_rows)} rows, {len(own_chats)} chats; dropped: {dict(own_dropped)}")
 longest = max(own_chats, key=len)
 ids, mask = chat.render(tokenizer, longest)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own",
@@ -163,7 +163,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own"
 
 # %% [markdown]
 # Blue tokens are trained, and grey ones are only read. Both answers are trained, each with the `<turn|>`
-# that ends it. (Ignore `thought` until section 4.) If a chat brings its own system message, it keeps it;
+# that ends it. (Ignore `thought` until section 4.) A chat that brings its own system message keeps it, and
 # all others get `cfg.system`. A message with `"weight": 0` or `"train": false` is read but not learned.
 #
 # **What should a model learn from a chat with tools?** It writes the call, but somebody else writes
@@ -188,8 +188,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tool
 # and wait. The result is only read. Then the same turn goes on with the answer. **Everything the model
 # writes is trained, and nothing else.**
 #
-# At size tiny a chat may have about 600 letters, because this tokenizer knows little but Verilog. So look at
-# your rows here, and then train Gemma 4 E2B on them.
+# At size tiny a chat has to stay below some 600 letters, because this tokenizer knows little but Verilog and
+# needs many tokens for anything else. So look at your rows here, and then train Gemma 4 E2B on them.
 #
 # ## 3. Keep only the answer
 # **How much of a CodeV-R1 answer do we want?** It opens with reasoning inside `<think>`, and the module
@@ -224,20 +224,21 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 # </details>
 #
 # Now all rows. Malformed JSON drops a row too, and so does a missing column or a value that isn't text.
-# Every reason is counted and shown with one example. The line above the table names whatever we don't use
-# of the rows that we keep, so nothing disappears without a word.
+# Every reason is counted and shown with one example. We also don't use everything in the rows that we keep,
+# for example CodeV-R1's own system text. The line above the table names such columns, so nothing disappears
+# without a word.
 
 # %%
 cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
 examples = [example for example, problem in cleaned if not problem]
 dropped = Counter(problem for _, problem in cleaned if problem)
-shown = {problem: repr(row)[-100:] for row, (_, problem) in zip(rows, cleaned) if problem}
+row_ends = {problem: repr(row)[-100:] for row, (_, problem) in zip(rows, cleaned) if problem}
 print(f"{len(examples):,} of {len(rows):,} rows are usable")
 if not examples:
     raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. Section 2 of 02 "
                             "shows the forms that a row can have.")
 print(*data.remarks(examples), sep="\n")
-pd.DataFrame([(problem, count, shown[problem]) for problem, count in dropped.items()],
+pd.DataFrame([(problem, count, row_ends[problem]) for problem, count in dropped.items()],
              columns=["dropped because", "rows", "the end of one of them"])
 
 # %% [markdown]
@@ -275,7 +276,7 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # <|turn>model
 # <|channel>thought
 # <channel|>answer<turn|>
-#           └── loss on; in the prompt, only on earlier answers
+#           └── trained from here on (of the prompt only earlier answers are)
 # ```
 #
 # `chat.render` builds the tokens and the mask together, so there's nothing to align later, and notebooks 05
@@ -321,8 +322,8 @@ def published_row(tokenizer, prompt, answer):
 
 
 # %% [markdown]
-# Let's compare it with ours on one row. What should be trained is easy to say: the answer's own tokens, and
-# the token that ends the turn.
+# Let's compare that mask with ours on one row. What should be trained is easy to say: the answer's own tokens,
+# and the token that ends the turn.
 
 # %%
 def answer_places(numbers, target):
@@ -335,13 +336,13 @@ def answer_places(numbers, target):
     return should
 
 
-shown = running
+compared = running
 if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no such chat
-    shown = understood[0]
-asked, answered = shown[-2]["content"], shown[-1]["content"]
-ways = {"The published way": published_row(tokenizer, asked, answered),
-        "Ours": chat.render(tokenizer, shown)}
-target = [*chat.encode_texts(tokenizer, [answered])[0], special[chat.TURN_END]]
+    compared = understood[0]
+prompt, answer = compared[-2]["content"], compared[-1]["content"]
+ways = {"The published way": published_row(tokenizer, prompt, answer),
+        "Ours": chat.render(tokenizer, compared)}
+target = [*chat.encode_texts(tokenizer, [answer])[0], special[chat.TURN_END]]
 
 # %%
 fig, axes = style.figure(11, 5.4, columns=2)
@@ -368,32 +369,34 @@ runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/masks").glob("
 masks = ["answers", "prompts, too", "six tokens late"]
 fig, ax = style.figure(8, 2.4)
 for place, name in enumerate(masks):
-    found = runs[runs["mask"] == name]
-    shares = found.drawn / found.answers_drawn
+    seeds = runs[runs["mask"] == name]
+    shares = seeds.drawn / seeds.answers_drawn
     ax.barh(place, shares.mean(), color=style.SKY)
     ax.plot(shares, [place] * len(shares), "o", color=style.BLUE)
     ax.annotate(f" {shares.mean():.0%}", (shares.max(), place), va="center", fontsize=11)
 ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 1), ylim=(2.6, -0.6),
+       title="What three masks taught",
        xlabel="share of 190 drawn answers that pass; a dot is a seed")
 style.finish(fig, "02_masks", f"data/masks: tiny, {runs.steps.iloc[0]} steps each, measured")
 
 # %% [markdown]
 # <details><summary><b>Why does the late mask fail?</b></summary>
 #
-# It never trains the first six tokens of an answer, which are the opening fence and the words of the module's
-# header. So the model doesn't learn how to begin, and everything else that it learned comes after a beginning.
+# It never trains the first six tokens of an answer, which are the opening code fence (three backticks and
+# `verilog`) and the start of the module's header. So the model doesn't learn how to begin, and everything else
+# that it learned comes after a beginning.
 #
 # </details>
 #
-# If the prompts are trained, too, the model learns less of what you wanted in the same steps. (One seed so far:
-# `python -m appendix.masks` makes two more.) **A wrong mask raises no error and doesn't stop the loss from
+# If the prompts are trained, too, the model learns less of what you wanted in the same steps. (That's one seed
+# so far; `python -m appendix.masks` makes two more.) **A wrong mask raises no error and doesn't stop the loss from
 # falling. Look at the tokens.**
 #
 # ## 5. Is the test in the training set?
 # **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every
 # training prompt with every evaluation prompt, in two ways. Prompts that are equal except for case, spaces
-# and line breaks get dropped in section 6. For the rest we count shared runs of 13 words, the usual
-# yardstick.
+# and line breaks get dropped in section 6. For the rest we use the usual yardstick, which is 13 words in a
+# row: which share of an exam prompt's runs is also in one training prompt?
 
 # %%
 exams = {}
@@ -404,30 +407,35 @@ if cfg.evaluation:
     if not exams:
         raise helpers.UserError(f"evaluation={cfg.evaluation!r} holds no *_prompt.txt, so there is "
                                 "nothing to compare with. Name another folder, or set it to \"\".")
-asked = [(place, message["content"]) for place, example in enumerate(examples)
-         for message in example["before"] if message["role"] == "user"]
-exact, closest = data.overlap([text for _, text in asked], exams)
-exact = {asked[place][0] for place in exact}
+questions, example_of = [], []  # a chat may ask several; example_of: where it stands in examples
+for place, example in enumerate(examples):
+    for message in example["before"]:
+        if message["role"] == "user":
+            questions.append(message["content"])
+            example_of.append(place)
+exact_questions, closest = data.overlap(questions, exams)
+exact = {example_of[question] for question in exact_questions}
 near = sorted(closest.items(), key=lambda item: -item[1][0])
 print(f"{len(exact)} training examples ask one of {len(exams)} evaluation prompts")
-pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], asked[place][1].strip()[-90:])
+pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], questions[place].strip()[-90:])
               for name, (share, place) in near[:4] if share],
              columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends"])
 
 # %% [markdown]
-# **Most of the first prompt stands in a training row. Is that a leak?**
+# **Most of the first prompt is in a training row, too. Is that a leak?**
 #
 # <details><summary>Answer</summary>
 #
-# Nearly. Only the width differs (32 bits, not 16), because the tiny world has just one set of phrases. In
-# real data it would be an alarm, and CodeV-R1's authors did remove rows close to VerilogEval.
+# Nearly. Only the width differs (32 bits, not 16), because the program that wrote the tiny data has just one
+# set of phrases. In real data it would be an alarm, and CodeV-R1's authors did remove rows close to VerilogEval.
 #
 # </details>
 #
 # ## 6. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the
-# middle of a module. The limit is a trade. A low one loses examples. A high one, with one example in each
-# row, is mostly padding. In the last column of the table several whole examples share a row (section 7).
+# middle of a module. The limit is a trade-off. If it's low, we lose examples. If it's high and each example
+# gets a row of its own, most of a row is padding. In the last column of the table several whole examples share
+# a row (section 7), and then a high limit wastes little.
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
@@ -491,9 +499,9 @@ print(f"{len(parts['train']):,} examples in {len(train['tokens']):,} rows of "
 # **With one example in each row, how much of a row is padding?**
 
 # %%
-alone = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
-         for i in parts["train"][:10]]
-alone = {name: np.concatenate([one[name] for one in alone]) for name in train}
+single_rows = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
+               for i in parts["train"][:10]]
+alone = {name: np.concatenate([row[name] for row in single_rows]) for name in train}
 fig, axes = style.figure(9, 4.6, rows=2)
 real = (alone["segment_ids"] > 0).mean()
 style.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
@@ -503,15 +511,15 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
 # %% [markdown]
 # Each colour is an example. A padding token costs a step almost as much as a real one, so the lower picture
-# trains several times as much text for the same arithmetic. Real examples vary more in length and fill the
-# rows better still: with CodeV-R1's published lengths, rows of 4,096 are at least 95 % full
-# (`tests/test_data.py`), where one example in each row of 3,072 fills 30 %. **Packing is the cheapest
+# trains about three times as much text for the same arithmetic. Real examples vary more in length and fill the
+# rows better still. With CodeV-R1's published lengths, packed rows of 4,096 are at least 95 % full
+# (`tests/test_data.py`); with one example in each row of 3,072 it would be 30 %. **Packing is the cheapest
 # speed-up in this series.**
 #
 # ## 8. Save for notebook 03
-# What does 03 need? Four plain `.npy` files for each part, which it maps into memory. `samples.json` holds
-# three held-out examples that 03 asks before and after training. `meta.json` says what later notebooks
-# have to agree with, and has the hash of each file.
+# What does 03 need? Four plain `.npy` files each for training and validation, which it maps into memory.
+# `samples.json` holds three held-out examples that 03 asks before and after training. `meta.json` says what
+# later notebooks have to agree with, and has the hash of each file.
 
 # %%
 meta = asdict(cfg) | {
@@ -544,8 +552,8 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
-# A chat with two answers becomes one row here, and its first answer stands without the empty thought channel
-# that was there when it was generated. The same is true of a call before an answer. Can you make one row
+# A chat with two answers becomes one example here, and its first answer doesn't have the empty thought channel
+# that was there when it was generated. The same is true of a call before an answer. Can you make one example
 # for each answer instead, exactly as it was served?
 #
 # <details><summary>Solution</summary>

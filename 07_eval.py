@@ -51,20 +51,15 @@ import helpers
 helpers.machine()
 
 # %% [markdown]
-# ## 1. Settings
-# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
-# **plan**: which wording, how many answers to a problem, and how random. `temperature` is how random, and
-# `top_p` keeps only the likeliest tokens, up to that share. **Greedy** means temperature 0: always the
-# likeliest token.
+# ## 1. What's in the exam?
+# **What does one question of this exam look like?** Three files. A **prompt** says what's wanted. A
+# reference module, `RefModule`, does it. A **testbench**, `tb`, plays the outside world: it feeds the same
+# signals to the reference and to the answer, which is called `TopModule`, compares their outputs at both
+# edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
+# (`iverilog`) and runs the simulation (`vvp`).
 #
-# There are four wordings. `ours` is the chat that training used, and it's the main one. `official` is
-# verilog-eval's own chat (without the one to four examples that it can put first). `examples` shows two
-# solved problems and lets the model continue. `comment` writes the problem as the comment above a module,
-# the way Verilog files have it. We ask only the base in the last two with random answers, because they're
-# made for a model that nobody has tuned.
-#
-# The server settings come from 05's `serve/options.json`. Here the prefix cache is on, since several
-# answers share a prompt.
+# First the imports and the settings. The settings also list the *plans*, which are ways of asking a model these
+# questions: six for the tiny model, ten for the 31B. You don't need them before section 5, which explains them.
 
 # %%
 import math
@@ -118,15 +113,15 @@ TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_token
 cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
+# **A question is a prompt, a module that does it, and a testbench that compares.**
+#
 # ## 2. One problem by hand
-# **What does one question of this exam look like?** Three files. A **prompt** says what's wanted. A
-# reference module, `RefModule`, does it. A **testbench**, `tb`, plays the outside world: it feeds the same
-# signals to the reference and to the answer, which is called `TopModule`, compares their outputs at both
-# edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
-# (`iverilog`) and runs the simulation (`vvp`). You know the first problem:
+# **How is an answer graded?** Let's do it by hand, with a problem that you know. Here are its prompt and its
+# reference:
 
 # %%
-COUNTER = {p.name: p for p in verilog.load_problems("data/tiny_eval")}["Prob031_updown"]
+COUNTER = next(problem for problem in verilog.load_problems("data/tiny_eval")
+               if problem.name == "Prob031_updown")
 print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %% [markdown]
@@ -216,9 +211,9 @@ display(scores.verdict_table({
     for name, trick in TRICKS.items()}))
 
 # %% [markdown]
-# The last two pass, and they should: what a right answer prints or mentions harms nobody. For the
-# references of verilog-eval and of the tiny benchmark, verdicts and counts are those that one program
-# gives. A generator in
+# The last two pass, and they should: what a right answer prints or mentions harms nobody. Are honest answers
+# graded as before, too? Yes: for the references of verilog-eval and of the tiny benchmark, verdicts and
+# mismatches are the same as with everything in one program. A generator in
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
 # thousand attacks, and none of them passes.
 #
@@ -232,15 +227,17 @@ tasks = {"spec-to-rtl": verilog.load_problems(folder)}
 if cfg.completion:
     tasks["code-complete"] = verilog.load_problems(remote.checkout(cfg.completion))
 winnable, version = {}, ".".join(map(str, sandbox.icarus_version()))
-for task, each in tasks.items():
-    verdicts = verilog.judge_many([(problem, as_answer(problem)) for problem in each])
+for task, problems in tasks.items():
+    verdicts = verilog.judge_many([(problem, as_answer(problem)) for problem in problems])
     winnable[task] = [verdict.passed for verdict in verdicts]
     clean = sum(verdict.mismatches == 0 for verdict in verdicts)
-    print(f"{task}, Icarus {version}: {len(each)} problems, {clean} references show 0 mismatches, "
-          f"{sum(winnable[task])} can be won")
-    if lost := {p.name: v for p, v in zip(each, verdicts) if not v.passed}:
+    print(f"{task}, Icarus {version}: {len(problems)} problems, {clean} references show 0 "
+          f"mismatches, {sum(winnable[task])} can be won")
+    lost = {problem.name: verdict for problem, verdict in zip(problems, verdicts)
+            if not verdict.passed}
+    if lost:
         display(scores.verdict_table(lost))
-    if len(lost) == len(each):
+    if len(lost) == len(problems):
         raise helpers.UserError(
             f"no reference of {task} passes its own testbench, so no answer could: the table says "
             "what broke. Mend the problems, or choose others.")
@@ -258,16 +255,32 @@ for task, each in tasks.items():
 # </details>
 #
 # ## 5. Asking
-# **Are we asking the right model?** What's served has to be what 04 merged, and it has to be asked the way
-# it was trained. Otherwise the score belongs to another model. So the files check each other first.
+# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
+# **plan**: which wording, how many answers to a problem, and how random. `temperature` is how random, and
+# `top_p` keeps only the likeliest tokens, up to that share. **Greedy** means temperature 0: always the
+# likeliest token.
+#
+# There are four wordings. `ours` is the chat that training used, and it's the main one. `official` is
+# verilog-eval's own chat (without the one to four examples that it can put first). `examples` shows two
+# solved problems and lets the model continue. `comment` writes the problem as the comment above a module,
+# the way Verilog files have it. The last two are made for a model that nobody has tuned, so we ask them of the
+# base, and of the tuned model only once, by `comment` and greedily.
+#
+# Are we asking the right model? What's served has to be what 04 merged, and it has to be asked the way
+# it was trained. Otherwise the score belongs to another model. So the files check each other first. The server
+# settings come from 05's `serve/options.json`, but here the prefix cache is on, since several answers share a
+# prompt.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge, meta = records.Merge.load(), records.DataMeta.load()
-if bad := helpers.changed(merged, merge.files):
-    raise helpers.UserError(f"{merged} is not what 04 wrote ({bad}): run 04_merge and 05.")
-if changed := merge.recipe.asked_otherwise(meta):
-    raise helpers.UserError(f"02 changed {changed} after 03: run 03, 04 and 05 again.")
+changed_files = helpers.changed(merged, merge.files)
+if changed_files:
+    raise helpers.UserError(
+        f"{merged} is not what 04 wrote ({changed_files}): run 04_merge and 05.")
+changed_settings = merge.recipe.asked_otherwise(meta)
+if changed_settings:
+    raise helpers.UserError(f"02 changed {changed_settings} after 03: run 03, 04 and 05 again.")
 options = replace(serve_options.read(helpers.run_dir("serve")), prefix_caching=True)
 models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.base_path)}
 
@@ -285,9 +298,11 @@ for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
     print(f"── {wording}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
 
 # %% [markdown]
-# Each answer is one line of `samples.jsonl`, written as soon as it arrives. Its **key** is a hash of the
-# model, the serving options, the plan and the prompt. If you kill this anywhere, the next run asks only
-# for what's missing.
+# Those are the four wordings of one problem. Now we ask both models everything. Each answer is one line of
+# `samples.jsonl`, written as soon as it arrives. Its **key** is a hash of the model, the serving options, the plan
+# and the prompt. If you kill this anywhere, the next run asks only for what's missing.
+#
+# **A score belongs to a model that's asked in one particular way, so we write the way down.**
 
 # %%
 served = [getattr(options, name) for name in (
@@ -308,9 +323,9 @@ def answers_of(label, path):
     place = helpers.run_dir("serve")
     with serving.running(replace(options, model=str(path)), place) as url:
         client = Client(url, options.name, options.max_model_len, chat.TURN_END, cfg.patience,
-                               alive=lambda: server.is_alive(place))
+                        alive=lambda: server.is_alive(place))
         return asking.sample(jobs, file, client, cfg.max_tokens, cfg.in_flight,
-                             lambda done, of: progress.update())
+                             lambda done, total: progress.update())
 
 
 replies = {label: answers_of(label, path) for label, path in models.items()}
@@ -340,6 +355,9 @@ pd.DataFrame({label: {
     for label, frame in judged.items()})
 
 # %% [markdown]
+# In our run everything below the first line is zero. In a run of your own, look there first: answers that were
+# cut or refused say something about the limits and not about the model.
+#
 # Whom do we compare with? The tuned model's **rival** is the base, asked in the wording in which it passes
 # most often. Here's every answer of both:
 
@@ -366,21 +384,23 @@ display(pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_
 # Many *no code* mean a wording that the model doesn't follow.
 #
 # Could the exam have leaked into the training rows? 02 compared the prompts. Here we compare the trained
-# *answers* with the references, without comments, spaces and module names. What we can't know is what a
-# downloaded base has read. Probably HDLBits, which verilog-eval's problems come from.
+# *answers* with the references, without comments, spaces and module names. We can't know what a downloaded base
+# has read. It probably has read HDLBits, the site that verilog-eval's problems come from.
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
 texts = (tokenizer.decode(row) for row in rows[:20_000])
 trained = set().union(*map(extraction.bare_modules, texts))
-known = [p.name for p in tasks["spec-to-rtl"] if extraction.bare_modules(p.reference) & trained]
-print(f"{len(trained)} different trained modules; references among them: {len(known)}", *known[:5])
+leaked = [problem.name for problem in tasks["spec-to-rtl"]
+          if extraction.bare_modules(problem.reference) & trained]
+print(f"{len(trained)} different trained modules; references among them: {len(leaked)}",
+      *leaked[:5])
 
 # %% [markdown]
 # ## 7. pass@k without bias
 # **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say we
-# drew n answers and c of them pass. Then the share of k-subsets without a single pass is
-# C(n-c, k) / C(n, k). One minus that is pass@k, and it's unbiased.
+# drew n answers and c of them pass. There are C(n, k) ways to pick k of the n, and C(n-c, k) of them pick
+# failures only. So pass@k is 1 - C(n-c, k) / C(n, k), and that's unbiased: on average it's the truth.
 #
 # <details><summary><b>Is the tempting 1 - (1 - c/n)<sup>k</sup> too high or too low?</b></summary>
 #
@@ -402,8 +422,8 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 #
 # <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
 #
-# It may still be about 3.5/38, which is where an exact interval ends. A bootstrap has nothing to vary
-# there.
+# Not necessarily. It may be as much as about 3.5/38, which is where an exact interval ends. A bootstrap can't
+# tell, because all its samples are zero, too.
 # </details>
 
 # %%
@@ -421,13 +441,13 @@ display(board.round(3))
 #
 # ## 9. Two models on the same problems
 # **Is the tuned model really better, or was it lucky?** Both models met the same problems and fail on the
-# hard ones, so we compare **pairs**: one difference for each problem. That takes the problems' difficulty
-# out. If the models were equally good, each difference could just as well have the other sign. So we flip
-# signs at random many times; p is the share of **sign flips** whose mean is at least as far from zero as
-# ours (of 100,000 at most, so the smallest p is 2e-05).
+# hard ones, so we compare **pairs**: one difference for each problem. Then it doesn't matter how hard the
+# problems are. If the models were equally good, each difference could just as well have the other sign. So we flip
+# signs at random many times, and p is the share of these **sign flips** whose mean is at least as far from zero as
+# the mean we saw. (We flip at most 100,000 times, so the smallest p is 2e-05.)
 #
-# <details><summary><b>Which base is the fair rival: the one asked as the tuned model was, or the one asked
-# as it likes best?</b></summary>
+# <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
+# asked in its favourite way?</b></summary>
 #
 # Ask both. Against the base in the trained wording, a fine-tune may only have taught the wording. What
 # else it taught shows against the base at its best.
@@ -436,29 +456,32 @@ display(board.round(3))
 # %%
 def paired(first, second, k=1):
     """Two (model, plan) on the same problems."""
-    return verilog.compare(*(scores.per_problem(runs[each], k) for each in (first, second)))
+    return verilog.compare(scores.per_problem(runs[first], k),
+                           scores.per_problem(runs[second], k))
 
 
 against = {name: paired(("base", name), ("tuned", main))
            for name in dict.fromkeys([*wordings, main])}
-for name, found in against.items():
-    print("pass@1, tuned minus base asked by {}: {:+.3f} [{:+.3f}, {:+.3f}], p = {:.2g}".format(
-        name, *found["difference"], found["p"]))
+for name, compared in against.items():
+    mean, low, high = compared["difference"]
+    print(f"pass@1, tuned minus base asked by {name}: {mean:+.3f} [{low:+.3f}, {high:+.3f}], "
+          f"p = {compared['p']:.2g}")
 best = against[rival]
 low, high = best["difference"][1:]
 verdict = "tuning taught more than the wording" if low > 0 else "no difference is shown"
 print(f"Against the base at its best ({rival}): {'the base is better' if high < 0 else verdict}")
 
 # %%
-scored = {f"base, {name}": found["first"] for name, found in
-          sorted(against.items(), key=lambda item: item[1]["first"][0])} | {"tuned": best["second"]}
+weakest_first = sorted(against, key=lambda name: against[name]["first"][0])
+scored = {f"base, {name}": against[name]["first"] for name in weakest_first}
+scored["tuned"] = best["second"]
 fig, (left, right) = style.figure(9.5, 3.4, columns=2, width_ratios=(1, 1.1))
 for place, (mean, low, high) in enumerate(scored.values()):
     left.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="o", capsize=4)
     left.annotate(f"{mean:.2f}", (mean, place + 0.2), ha="center")
 left.axvline(np.mean(winnable["spec-to-rtl"]), color=style.RED, linestyle="--")
 left.set_yticks(range(len(scored)), list(scored))
-left.set(title="Asked alike, and at its best", xlabel="pass@1; dashed: the ceiling",
+left.set(title="Asked the same way, and each in its best way", xlabel="pass@1; dashed: the ceiling",
          xlim=(-0.07, 1.07), ylim=(-0.5, len(scored)))
 mean, low, high = best["difference"]
 right.bar(range(len(problems)), np.sort(best["values"]))
@@ -475,12 +498,16 @@ style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
 # held no new kind of module. They only showed which of the two to write, right or wrong. That's what
 # fine-tuning mostly does: **it chooses among what the base already knows.**
 #
+# How sure is the second? We drew twice from the same two models. The difference was 11 points both times. One
+# interval left zero out (2 to 21), and the other just touches it (−1 to 22). So 38 problems with five
+# answers each can barely tell 11 points from luck.
+#
 # A p-value answers one question: how often would equally good models differ this much by chance? It knows
 # nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
 # with p = 0.002 that two more seeds removed.
 #
-# **At 31B** the strongest rival is the base with *thinking* switched on, and the plans ask it, too. Don't
-# expect an easy win. Published nearby
+# **At 31B** the strongest rival is probably the base with *thinking* switched on, and the plans ask it, too. Don't
+# expect an easy win. Here's what others have published nearby
 # ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
 # a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has published
 # the base that thinks. And verilog-eval is nearly saturated and
@@ -496,7 +523,7 @@ failing = judged["tuned"].query("plan == @main and category == 'mismatch'")
 problem, code = COUNTER, WRONG
 if len(failing):
     row = failing.iloc[0]
-    problem = next(each for each in problems if each.name == row.problem)
+    problem = by_name[row.problem]
     code, _ = verilog.extract_code(replies["tuned"][main, row.problem, row["index"]]["text"])
 waves = helpers.run_dir("eval", "failure.vcd")
 waves.unlink(missing_ok=True)
@@ -509,12 +536,21 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # %% [markdown]
 # Which line of the code does it? (You can open `eval/failure.vcd` in GTKWave or Surfer.)
 #
+# <details><summary>Answer, for our run</summary>
+#
+# The fourth, `input [9:0] w`. Nobody asked for that port, so nothing is connected to it, and its bits have no
+# value (`z`). An XOR with them is unknown: that's the `x` in `outp_dut`.
+#
+# </details>
+#
+# **Look at one failure before you believe a score.**
+#
 # ## 11. And if your task isn't Verilog?
-# A benchmark is one object, `verilog.Benchmark`: problems, how an answer is read, and how it's graded.
-# `verilog.questions("mine.jsonl", score=...)` makes one from lines with `question` and `answer`. The score is
-# a function of yours, and you get the same intervals and the same pairing.
-# [Own data](own_data.ipynb) has a whole example. Try your score on a bad answer first: **a score that nobody fails
-# compares nothing.**
+# **What has to change for another task?** Little. A benchmark is one object, `verilog.Benchmark`:
+# problems, how an answer is read, and how it's graded. `verilog.questions("mine.jsonl", score=...)` makes
+# one from lines with `question` and `answer`. The score is a function of yours, and you get the same
+# intervals and the same pairing. [Own data](own_data.ipynb) has a whole example. Try your score on a bad
+# answer first: **a score that nobody fails compares nothing.**
 #
 # <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
 #
@@ -535,7 +571,8 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # </details>
 #
 # ## 12. Save what was measured
-# For each model we keep a summary and a CSV in verilog-eval's own form, and then what compares the two.
+# What do you keep? For each model a summary and a CSV in verilog-eval's own form, and one file that compares the
+# two.
 
 # %%
 for label, frame in judged.items():
@@ -545,8 +582,8 @@ for label, frame in judged.items():
         "served": options.measured(), "icarus": version,
         "categories": {plan: group.category.value_counts().to_dict()
                        for plan, group in frame.groupby("plan")},
-        "counts": {plan: dict(zip(names, each))
-                   for (of, plan), each in runs.items() if of == label}})
+        "counts": {plan: dict(zip(names, counts))
+                   for (model, plan), counts in runs.items() if model == label}})
 
 # %%
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
@@ -554,15 +591,16 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
        for label in models},
     "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "rival": rival,
     "n_winnable": int(sum(winnable["spec-to-rtl"])),
-    "against": {name: {"difference": found["difference"][0], "interval": found["difference"][1:],
-                       "p": found["p"]} for name, found in against.items()}})
+    "against": {name: {"difference": compared["difference"][0],
+                       "interval": compared["difference"][1:], "p": compared["p"]}
+                for name, compared in against.items()}})
 
 # %% [markdown]
 # ## Recap
 # - The answer never meets the reference, and what it prints decides nothing.
 # - The ceiling comes first, answers are saved before they're judged, and failures stay in the denominator.
 # - Scores carry intervals over problems. Models are compared problem by problem, and the rival is the base
-#   in the wording that it likes best.
+#   in its favourite wording.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -576,11 +614,12 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
 # print(math.ceil((1.96 * best["values"].std(ddof=1) / 0.02) ** 2))
 # ```
 #
-# You'd find it every second time. For four times out of five take 2.8 instead of 1.96. verilog-eval has 156.
+# With so many problems you'd find the difference every second time. To find it four times out of five, take 2.8
+# instead of 1.96. For comparison, verilog-eval has 156 problems.
 # </details>
 #
 # 2. Write an answer to the counter that passes without counting: `verilog.judge(COUNTER, with_trick(WRONG,
 #    "..."), quick)`. We don't know of one. If you find it, `tests/hostile/` wants it.
 #
-# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU you do not have,
+# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU that you don't have,
 # [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.

@@ -18,6 +18,7 @@ import json
 import math
 import re
 import shutil
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,7 @@ CALLS = re.compile(r"<\|tool_call>.*<tool_call\|>", re.S)
 SEEN = ("role", "content", "tool_calls", "tool_call_id", "name")  # by the chat template
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
+OURS = "[0-9]*.*.safetensors"  # checkpoints, as `save` names them
 Example = tuple[list[int], list[int]]  # ids, and 1 where an id is trained
 
 def check(holds: object, message: str) -> None:
@@ -193,7 +195,7 @@ def answer_of(turn: dict, prompt: str, template: Callable) -> str:
         is_open = prompt.rfind("<|channel>") > prompt.rfind("<channel|>")
         opening = "" if is_open else "<|channel>thought\n"
         text = f"{opening}{turn['reasoning']}\n<channel|>{text}"
-    if "tool_calls" not in turn:
+    if not turn.get("tool_calls"):  # many files have an empty list in every answer
         return f"{text}<turn|>"
     written = template([{"role": "user", "content": "x"}, turn | {"content": ""}])
     calls = CALLS.findall(written)
@@ -251,7 +253,10 @@ def files_of(folder: Path) -> list[Path]:
     names = {"model.safetensors"}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        shards = from_json(index.read_text("utf-8"))
+        places = shards.get("weight_map", {}) if isinstance(shards, dict) else {}
+        check(places, f"{index} has no weight_map: download it again")
+        names = set(places.values())
     odd = names ^ {path.name for path in folder.glob("*.safetensors")}
     check(not odd, f"{folder}: {sorted(odd)} missing, or beside the model's own {sorted(names)}")
     small = (".json", ".jinja", ".model", ".txt")
@@ -360,12 +365,12 @@ def save(folder: Path, step: int, state: tuple) -> None:
     arrays = {str(n): np.asarray(array) for n, array in enumerate(jax.tree.leaves(state))}
     save_file(arrays, folder / "partial")
     (folder / "partial").rename(folder / f"{step:07}.{sha256_of(folder / 'partial')}.safetensors")
-    for old in sorted(folder.glob("*.safetensors"))[:-2]:
+    for old in sorted(folder.glob(OURS))[:-2]:
         old.unlink()
 
 def restore(folder: Path, state: tuple) -> tuple[int, tuple]:
     """(step, state) of the newest whole checkpoint; damaged ones are renamed and left aside."""
-    for path in sorted(folder.glob("*.safetensors"), reverse=True):
+    for path in sorted(folder.glob(OURS), reverse=True):
         step, digest, _ = path.name.split(".")
         if digest == sha256_of(path):
             arrays = load_file(path)
@@ -431,10 +436,14 @@ def claim(cfg: argparse.Namespace, files: list[Path]) -> str:
 def run(cfg: argparse.Namespace) -> None:
     """Train from where OUT stands, and write what OUT is to get, while nobody else writes there."""
     check(cfg.data.is_file(), f"{cfg.data} is no file")  # before a base is downloaded
+    for name in ("rank", "sequence_length", "rows_per_step", "every"):
+        check(getattr(cfg, name) > 0, f"--{name} {getattr(cfg, name)} is not a number from 1 on")
+    check(cfg.dtype in ("bfloat16", "float32"), f"--dtype {cfg.dtype}: bfloat16 or float32")
     base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
     files = files_of(base)
     recipe = claim(cfg, files)
     tokenizer = AutoTokenizer.from_pretrained(base)
+    check(tokenizer.chat_template, f"{base} has no chat template: take its -it model")
     length = cfg.sequence_length
     kept = cfg.reasoning == "kept"
     check(kept or cfg.reasoning == "stripped", f"--reasoning {cfg.reasoning}: stripped or kept")
@@ -499,8 +508,8 @@ def main(argv: list[str] | None = None) -> None:
         cfg.out.mkdir(parents=True, exist_ok=True)
         with FileLock(cfg.out / "one_run_at_a_time.lock", timeout=0):
             run(cfg)
-    except (OSError, HFValidationError, SafetensorError) as error:
-        raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network
+    except (OSError, EOFError, zlib.error, HFValidationError, SafetensorError) as error:
+        raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network, a .gz
 
 if __name__ == "__main__":
     main()

@@ -13,22 +13,23 @@
 # %% [markdown]
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/08_dryrun.ipynb)
 #
-# # 08 · Appendix: compile the 31B training step for a TPU you do not have
+# # 08 · Appendix: compile the 31B training step for a TPU you don't have
 #
-# The TPU's own compiler runs on any x86-64 Linux machine. We hand it the step that notebook 03
-# trains with, and the published one, and learn what fits, how long it takes and what it costs.
-# Notebook 03 comes first: what it explains is used here.
+# **Will your training step fit, how long will it take, and what will it cost?** You'd like to know before you
+# rent anything. The TPU's own compiler can tell you, because it runs on any x86-64 Linux machine, with no TPU in
+# it. On this page we hand it the step that notebook 03 trains with, and the step of the recipe that others
+# published ([10](10_published.ipynb) is about that recipe). Read notebook 03 first: what it explains is used here.
 #
 # | | |
 # |---|---|
-# | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: stored results are shown |
+# | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: you see stored results |
 # | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
 # | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
 #
-# The outputs shown are those of the tiny run on two CPU cores; the numbers in them are about the
-# 31B and E2B on real TPU slices: *compiled* (counts) or *predicted* (times), not measured. Terms
-# are in the [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
+# The outputs below come from the tiny run on two CPU cores, but their numbers are about the 31B and the E2B on
+# real TPU slices. Counts, such as memory, are *compiled*, and times are *predicted*. We measured none of them.
+# The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
 
 # %% [markdown]
 # ## Before we start
@@ -55,9 +56,11 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. The trick in five lines
-# `libtpu` drives a TPU, and the compiler inside it works without one. A *topology* describes devices
-# that nobody has to own: lay a mesh over them, lower a function, compile it, and ask. `compiler.start`
-# comes before JAX, because JAX reads where the library is when it starts.
+# **How can a compiler answer for a chip that you don't have?** `libtpu` is the library that drives a TPU. The
+# compiler inside it works without one: all it wants is a *topology*, a description of devices that nobody has to
+# own. You lay a mesh over these devices, *lower* a function (JAX writes its operations down in the compiler's
+# language), compile it, and ask. Here we multiply two matrices on the four chips of a v5p-8. `compiler.start` has
+# to come before JAX, because JAX looks for the library when it starts.
 
 # %%
 from tpu_time import compiler
@@ -77,10 +80,13 @@ else:
     print("libtpu is not on this machine (./setup.sh dryrun): what follows is stored")
 
 # %% [markdown]
-# Sizes are those of one chip. Replace the product by your own function, the topology by `v5e:2x4` or
-# `v6e:1x1`, and you know whether it fits before you rent anything: what does not fit raises
-# `RESOURCE_EXHAUSTED` and says what it asked for. XLA's flags go into `compile(compiler_options={…})`.
-# The compiled text says how long it takes:
+# These are bytes on one chip. A quarter of each matrix comes in, and a quarter of their product goes out.
+#
+# Put your own function in place of the product, and `v5e:2x4` or `v6e:1x1` in place of the topology. Then you
+# know whether it fits before you rent anything. If it doesn't, the compiler raises `RESOURCE_EXHAUSTED` and says
+# how much memory it asked for. (XLA's flags go into `compile(compiler_options={…})`.)
+#
+# The compiled text also tells how long it takes:
 
 # %%
 from tpu_time import predict
@@ -92,15 +98,18 @@ if libtpu:
 # %% [markdown]
 # <details><summary><b>What does the product wait for?</b></summary>
 #
-# Each chip has a quarter of the rows of both matrices, and needs all rows of the second: 134 MB, of
-# which three quarters come from the others.
+# Each chip has a quarter of the rows of both matrices, but it needs all the rows of the second one. That's
+# 134 MB, and three quarters of them have to come from the other chips.
 #
 # </details>
 #
+# **A topology, a mesh, and `lower().compile()`: with these you can ask a TPU's compiler without a TPU.**
+#
 # ## 2. The answers first
-# Will the 31B's training step fit a v5p-8, how long does a run take, what does it cost? Memory is
-# *compiled*, the steps' time *predicted* (its range is section 9's), the rest assumed. Section 8 has it
-# for every slice.
+# **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Let's begin with
+# the answers; the rest of the page shows where they come from. The memory is *compiled*. The time of the steps is
+# *predicted*, and section 9 says how wide its range has to be. Everything else is assumed. Section 8 has the same
+# answers for every slice.
 
 # %%
 import pandas as pd
@@ -114,10 +123,21 @@ print("\n".join(f"{minutes:5.1f} minutes: {part}" for part, minutes in cost["min
 print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000 published samples")
 
 # %% [markdown]
+# **The step fits, and less than half of a run's time goes into steps. The rest is loading, compiling, validating
+# and saving.**
+#
 # ## 3. What is compiled
-# A *recipe* is one configuration. `published` is what the published script does, without its dropout;
-# 30 % of its tokens are real (922 on average, counted by the authors). `ours` is notebook 03 on mesh
-# (1, 4); packed rows count as 95 % real tokens. What differs:
+# **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step.
+# There are three on this page:
+#
+# - `published` does what the published script does, without its dropout. Only 30 % of its tokens are real, and the
+#   rest is padding. (A row has 922 real ones on average, counted by the authors.)
+# - `ours` is notebook 03 on mesh (1, 4), which means tensor parallelism over all four chips. Its rows are packed,
+#   and we count 95 % of their tokens as real.
+# - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8. Sections 6 and 7 come
+#   back to it.
+#
+# They differ in these fields:
 
 # %%
 import dataclasses
@@ -138,28 +158,31 @@ fields = pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe) for recipe in r
 fields[fields.astype(str).nunique(axis=1) > 1].drop("recipe")
 
 # %% [markdown]
-# Nothing is retold: model, loss, optimizer and step are 03's, and so are the shapes. `helpers/programs.py`
-# traces them for 03 and for this page. Nothing gets memory either: shapes, types and shardings are enough to
-# lower a step.
+# We didn't write our step a second time for this page. Model, loss, optimizer and step are 03's own, and so are the
+# shapes: `helpers/programs.py` traces them for 03 and for this page. And nothing gets memory, because shapes, types
+# and shardings are enough to lower a step.
 
 # %%
 helpers.show_source(steps.lower_ours)
 
 # %% [markdown]
-# **Is a step of one micro-batch a fair stand-in for a step of four?** That's what this page once compiled for
-# E2B, and on a v5e it fitted. The real step of four micro-batches was refused: 17.9 of 15.75 GiB.
+# **Is a step with one micro-batch a fair stand-in for a step with four?** We thought so. For the E2B this page once
+# compiled a step with one, and it fitted on a v5e. Then the real step with four was refused: it asked for 17.9 GiB,
+# and a chip has 15.75.
 #
 # <details><summary>Why?</summary>
 #
-# Four micro-batches stand in a loop. A TPU stores E2B's second embedding (262,144 tokens, 35 layers, 256 numbers)
-# with the layers outermost, and the loop wants the tokens there. So XLA copied it, 5 GiB, moved the copy out of
-# the loop and kept both. Now `gemma.place` stores that table token by token from the start.
+# The four micro-batches run in a loop. A TPU stores E2B's second embedding (262,144 tokens, 35 layers, 256 numbers)
+# with the layers outermost, but the loop wants the tokens outermost. So XLA made a copy of 5 GiB, moved the copy
+# out of the loop, and kept both. Now `gemma.place` stores that table token by token from the start.
 #
 # </details>
 #
-# So a row counts for 03 only if it has 03's own number of micro-batches. A run has other programs beside its step,
-# too: it makes the optimizer's state, evaluates, and answers. These of them are compiled for the slices that 03 is
-# meant for, each with what lies beside it in the chip's memory:
+# So we count a compiled row for 03 only if it has as many micro-batches as 03's step.
+#
+# Beside its step, a run needs a few more programs: they make the optimizer's state, evaluate, and answer. Here are
+# those that we've compiled so far, for the slices that 03 is meant for. Their memory includes whatever else lies on
+# the chip while they run:
 
 # %%
 import os
@@ -174,8 +197,8 @@ if len(others):
 print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]
-# All 60 layers take ten CPU minutes. Here are two, one sliding and one full-attention layer at the
-# 31B's width, with one row of 2,048 tokens.
+# All 60 layers take ten CPU minutes, which is long for a page. So we compile two of them live: one sliding and one
+# full-attention layer at the 31B's width, with one row of 2,048 tokens.
 
 # %%
 found = steps.predicted(steps.LIVE)  # as it is stored
@@ -191,27 +214,39 @@ if libtpu:
     print("the same as stored" if same else "not as stored: DRYRUN=full makes the table anew")
 
 # %% [markdown]
-# The memory is that of one chip: arguments, outputs that take the place of no donated argument, and
-# temporaries. The program's own code comes on top and is not counted.
+# The table shows the memory of one chip. *Arguments* are what the step is given. *Fresh outputs* are only those
+# outputs that need memory of their own: the others take the place of an argument that the step may overwrite (JAX
+# calls such an argument *donated*). *Temporaries* come and go while the step runs. The program's own code comes on
+# top and isn't counted.
+#
+# **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
 # ## 4. From a text to seconds
-# The compiled text is the *schedule* of one chip: instructions in order, nearly all with the back
-# end's own count of cycles, and collectives with their sizes. `tpu_time/clock.py` walks through it
-# with a clock:
+# **How does a compiled text turn into a time?** The text is the *schedule* of one chip: its instructions, in
+# order. Nearly all of them carry a count of cycles from the back end, the part of the compiler that knows the
+# chip. *Collectives*, the instructions with which chips exchange data, carry their sizes. `tpu_time/clock.py`
+# walks through this text with a clock in its hand. An instruction moves the clock on by its cycles. A collective
+# moves it on only as long as the chip has to stand still for it.
 #
-# - an instruction moves the clock on by its cycles. If the back end says that it has no cost model for
-#   it (`COST_MODEL_TYPE_INVALID`) it counts far too many, so such an instruction takes at most what a
-#   measured copy takes for its bytes: 0.83 of the HBM's speed;
-# - a collective takes its bytes over the links that its group can use, at 0.90 of their speed, which
-#   loops on a v5e-4 reached. If it stops the chip, the clock waits; if it runs beside, only what is not
-#   covered when it is needed costs time;
-# - what has no known cost must hold at most 2 % of the FLOPs and bytes, or no time is given (what only
-#   moves data is charged at the HBM's speed).
+# <details><summary><b>The rules in full</b></summary>
 #
-# Peak and bandwidth are the vendor's, clock and shape of the links the
-# [scaling book's](https://jax-ml.github.io/scaling-book/tpus). A prediction knows when each instruction
-# starts, so it can be written as the trace that a profiler would have recorded: drop the file on
-# [ui.perfetto.dev](https://ui.perfetto.dev).
+# - **Instructions.** For some of them the back end says that it has no cost model (`COST_MODEL_TYPE_INVALID`), and
+#   then it counts far too many cycles. We let such an instruction take at most as long as a measured copy takes for
+#   its bytes: a copy reaches 0.83 of the HBM's speed.
+# - **Collectives.** The bytes travel over the links that the group of chips can use, at 0.90 of the links' speed;
+#   loops on a v5e-4 reached that. If a collective stops the chip, the clock waits for all of it. If it runs beside
+#   other work, only that part costs time which isn't done yet when the result is needed.
+# - **The rest.** Instructions without a known cost may hold at most 2 % of the FLOPs and bytes. Otherwise we give
+#   no time. (What only moves data has a known cost: its bytes at the HBM's speed.)
+#
+# Peak and bandwidth are the vendor's. The clock rate, and the shape of the links, are the
+# [scaling book's](https://jax-ml.github.io/scaling-book/tpus).
+#
+# </details>
+#
+# So a prediction knows when each instruction starts. The next cell writes that down as the trace that a profiler
+# would have recorded (drop the file on [ui.perfetto.dev](https://ui.perfetto.dev) to look around in it), and draws
+# it:
 
 # %%
 trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
@@ -220,13 +255,16 @@ write_trace(found, trace, "two layers of our step, predicted for one chip of a v
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
-# Each dark red piece is a collective that stops the chip: it gathers activations before a block and
-# scatters its sum after it.
+# Each dark red piece is a collective that stops the chip. It gathers activations before a block, or scatters the
+# block's sum after it.
+#
+# **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
-# Each instruction knows the line of Python it came from, so the sum splits by part of the model. *At
-# its limit* is the share of its time that a part would need if its products ran at the peak, or its
-# bytes at the HBM's speed. What is left is what a better program could save.
+# **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
+# split the time by part of the model. Then look at the column *at its limit*. Imagine that the products of a part
+# ran at the chip's peak, or that its bytes moved at the HBM's speed. What share of its time would the part still
+# need? Near 100 % there's little to gain. The rest is what a better program could save.
 
 # %%
 walked = {recipe: steps.predicted(recipe) for recipe in (steps.PUBLISHED, steps.OURS)}
@@ -237,32 +275,37 @@ for recipe, found in walked.items():
     display(steps.show_parts(recipe, found))
 
 # %% [markdown]
-# The published step computes its layers a second time. Its operands are float32: the matrix unit
-# multiplies in bfloat16 all the same, but reads twice the bytes and rounds on the way. Ours recomputes
-# nothing; what it loses is mostly waits, then attention and LoRA.
+# The published step computes its layers a second time in the backward pass. Its operands are float32. The matrix
+# unit multiplies in bfloat16 all the same, but it has to read twice the bytes and to round them on the way.
+#
+# Our step recomputes nothing. What it still loses is mostly waits; then come attention and LoRA.
 #
 # ### Two changes that cost only compile time
-# - **Two sums where one would do.** Gate and up read the same input. Its gradient is a sum of two
-#   products, each of them a sum over chips. XLA merges two such sums if they stand next to each other,
-#   and LoRA's gradient stood between them. Now LoRA reads a copy of the input. The copy is gone once
-#   the program is compiled.
-# - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On a v5p 03 asks for 32.
+# - **One sum where there were two.** In the MLP, gate and up read the same input. Its gradient is a sum of two
+#   products, and each of these is itself a sum over chips. XLA merges two such sums if they stand next to each
+#   other, but LoRA's gradient stood between them. So now LoRA reads a copy of the input. In the compiled program
+#   the copy is gone, and so is the second sum.
+# - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On a v5p, 03 asks for 32.
+#
+# **The published step loses time because it computes twice and reads float32. Our step mostly loses it waiting.**
 #
 # ## 6. Gather weights instead of adding sums
-# On mesh (1, 4) every block ends in a sum over the chips. On mesh (4, 1) each chip has whole rows and
-# gathers the *weights*, which do not depend on what was just computed: they can travel ahead, while the
-# chip multiplies. Rows of 2,048 tokens, four at once, hold as many tokens as before. The heads allow
-# at most (4, 4) on a v5p-32, (2, 4) on a v6e-8.
+# **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
+# without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
+# what was just computed, so they can travel ahead, while the chip multiplies. We give this mesh four rows of 2,048
+# tokens at once, which are as many tokens as before. On the larger slices we compare it with the most tensor
+# parallelism that the heads allow: mesh (4, 4) on a v5p-32, and (2, 4) on a v6e-8.
 #
 # <details><summary><b>Heads forbid tp = 8 for the 31B. Which number forbids fsdp = 4?</b></summary>
 #
-# None: fsdp divides rows and widths, not heads.
+# None, because fsdp divides rows and widths, not heads.
 #
 # </details>
 #
-# int8 products (11) need a token's largest number for its scale. With whole rows on a chip that asks no
-# other chip, and the weights travel in half the bytes. (Their cost in quality: none was seen at tiny in
-# three pairs, at 31B nobody has looked; [11](11_qlora.ipynb), section 6.) All sixty layers, compiled and
+# The mesh suits int8 products ([11](11_qlora.ipynb)), too. They round a token's activations, and for that they
+# need a scale: the token's largest number. A chip that has whole rows finds it without asking the other chips.
+# And in int8 the weights travel in half the bytes. What does it cost in quality? At the tiny size we saw no loss
+# in three pairs of runs, and at 31B nobody has looked (11, section 6). Here are all sixty layers, compiled and
 # predicted:
 
 # %%
@@ -274,26 +317,36 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
                   "tokens_per_second_predicted": "real tokens/s"})
 
 # %% [markdown]
-# One matrix is not gathered: the output matrix, 2.8 GB. A chip keeps its slice of the vocabulary and
-# multiplies all rows by it, so 44 MB of hidden states travel instead. On a v5p the waits left are for the
-# MLP's weights, for the sum of the adapters' gradients, and for the chip's own copies. **On a v6e-8 the same mesh
-# loses**, as far as we know: gathers over its 2 x 4 chips go one way round a single ring. That was measured on a
-# v5e-8 (section 9); a v6e's program names the same ring, and nobody has timed it there.
+# One matrix isn't gathered, and that's the output matrix, with its 2.8 GB. Each chip keeps a slice of the
+# vocabulary and multiplies all rows by it, so only 44 MB of hidden states have to travel. On a v5p the chip still
+# waits for three things: the MLP's weights, the sum of the adapters' gradients, and its own copies.
 #
-# To train so, set `max_tokens` and `sequence_length` to 2,048 in 02: 03 then takes these meshes by itself.
-# int8 adds the three calls of 11, and on a v6e-8 `remat="BLOCK"`. The price: of examples as long as
-# CodeV-R1's the longest 3 % are dropped, and because they are the longest, 8 % of all tokens go with them.
+# **On a v6e-8 the same mesh loses**, as far as we know. Gathers over its 2 x 4 chips go one way round a single
+# ring. Others measured that on a v5e-8 (section 9). A v6e's program names the same ring, but nobody has timed it
+# there.
 #
-# **What does this mesh do to the answers before and after training?** An answer grows by one token at a time. If
-# a chip gathered all weights for each, a token would take 290 ms on mesh (4, 1) and 15 on mesh (1, 4) (predicted
-# from six compiled layers), where reading a chip's weights takes 6. So `gemma.greedy` turns the rule around: the
-# weights stay where they are, each chip multiplies its part of them, and only the tokens' sums travel. Hours below
-# assume 17 ms a token on any mesh; this program isn't compiled yet.
+# Would you like to train this way? Set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes these
+# meshes by itself. For int8 add the three calls of 11, and on a v6e-8 `remat="BLOCK"` as well. The price is in
+# the data: if your examples are as long as CodeV-R1's, you drop the longest 3 %. And because they're the longest,
+# 8 % of all tokens go with them.
+#
+# <details><summary><b>What does this mesh do to the answers before and after training?</b></summary>
+#
+# An answer grows by one token at a time. If a chip gathered all the weights for every token, a token would take
+# 290 ms on mesh (4, 1), against 15 ms on mesh (1, 4) (predicted from six compiled layers). Just reading a chip's
+# own weights takes 6 ms. So `gemma.greedy` turns the rule around: the weights stay where they are, each chip
+# multiplies its part of them, and only the tokens' sums travel. This program isn't compiled yet, so the hours below
+# assume 17 ms a token on any mesh.
+#
+# </details>
+#
+# **On a v5p, gather weights rather than add up activations: weights can travel ahead, and sums can't.**
 #
 # ## 7. The table
-# `DRYRUN=full python appendix/08_dryrun.py` compiles what is not stored and writes after each row: stop it
-# whenever you like. What every time depends on is kept, so
-# `DRYRUN=again` predicts all of them by new rules without compiling.
+# **How much faster than the published step is ours, and what makes the difference?** You don't have to compile
+# for that: all rows are stored. If one is missing, `DRYRUN=full python appendix/08_dryrun.py` compiles it. It
+# writes after each row, so stop it whenever you like. We also keep everything that a time depends on. So if the
+# rules of section 4 change, `DRYRUN=again` predicts all times again, and compiles nothing.
 
 # %%
 if libtpu and os.environ.get("DRYRUN") == "full":
@@ -304,9 +357,9 @@ table = steps.in_order(steps.stored("v5p-8_31b"), [*steps.ROAD, steps.ONE_ROW, s
 figures.draw_memory(table)
 
 # %% [markdown]
-# Recomputing buys memory, not speed. *One row* is one micro-batch of one row. It needs about half of what two
-# rows at once need, and 2 % more time for its tokens, so 03 takes two rows where they fit. (With one row a device
-# 03 would run two micro-batches of it, a program that isn't compiled yet.)
+# Recomputing buys memory, not speed. *One row* means micro-batches of a single row. That needs about half of the
+# memory that two rows at once need, and 2 % more time for its tokens, so 03 takes two rows where they fit. (With
+# one row a device, 03 would run two such micro-batches. That program isn't compiled yet.)
 
 # %%
 steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
@@ -314,10 +367,11 @@ steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
                    "tokens_per_second_predicted": "real tokens/s"})
 
 # %% [markdown]
-# How many times the published real tokens per second? A ratio of two predictions, with the range that
-# section 9 gives it. *One sigma* means: if our misses are like those of section 9, two of three such ranges hold.
-# Two sigmas hold in nineteen of twenty. But you wait for a whole run, with its downloads, compilations, evaluations
-# and answers, so that stands beside it. The published run took 3.34 hours.
+# How many times the published speed is that, in real tokens per second? It's a ratio of two predictions, so we
+# print it with the range that section 9 gives it. *One sigma* means: if our misses are like those of section 9,
+# two of three such ranges hold. With two sigmas, nineteen of twenty do. But you don't wait for a step. You wait
+# for a whole run, with its downloads, compilations, evaluations and answers. So the time of a whole run stands
+# beside it. (The published run took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -330,13 +384,15 @@ for recipe in (steps.OURS, steps.ROWS):
 figures.draw_road(steps.road(table))
 
 # %% [markdown]
-# Packing alone gives 0.95 / 0.30 = 3.2 times. *Our step* is 03's: float32 adapters on 360 modules,
-# attention by blocks, two rows at once, nothing returned that was not donated.
+# Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real. *Our step* is 03's: float32
+# adapters on 360 modules, attention by blocks, two rows at once, and no outputs but those that take a donated
+# argument's place.
 #
-# **And int8?** No anchor of section 9 is a step with int8 products. The compiler's cycles say that ours reach 94 %
-# of the chip's 918 TOPS. Plain int8 products reached 96 % on a v5e (section 9) and 61 % on a v6e
-# ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf), so which it is for a step we
-# don't know. Here is what would be left at less:
+# **And int8?** Section 9 compares our predictions with programs that others timed. We call these programs
+# *anchors*, and none of them is a training step with int8 products. The compiler's cycles say that ours reach
+# 94 % of the chip's 918 TOPS (10¹² operations per second). Plain int8 products reached 96 % on a v5e (section 9)
+# and 61 % on a v6e ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf). We don't
+# know which of these a whole step would reach. So here's what would be left if it reached less than 94 %:
 
 # %%
 peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
@@ -348,18 +404,22 @@ for share in (0.94, 0.8, 0.7, 0.6):
           f"{tokens / seconds / speed[steps.ROWS.recipe]:.2f} times the same mesh in bfloat16")
 
 # %% [markdown]
-# Others who measured whole steps gained 1.2 to 1.4 times by int8 products (an 8B on v5e, from 58 to 70 % of the
-# peak: [marin 620](https://github.com/marin-community/marin/issues/620); experts on a v5p-8, +21 and +37 %:
-# [marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise weights in each step, which a
-# frozen, stored int8 base doesn't need. **So read it as somewhere from 9 to 14.5 times, unanchored, and take the
-# bfloat16 number as the result.**
+# Others have measured whole steps with int8 products. They gained a factor of 1.2 to 1.4: an 8B on v5e went from
+# 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and the training of a
+# model with experts on a v5p-8 became 21 % faster at one width, and 37 % faster at a larger one
+# ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise their weights in each step,
+# which a base that's frozen and stored in int8 doesn't need. So ours may gain more, but no measurement says so.
+#
+# **Read the int8 row as somewhere from 9 to 14.5 times, unanchored, and take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
-# The same question for every slice, on the mesh with most tensor parallelism. There a base in fewer bits
-# saves memory, not time. What has no compiled row is estimated by adding up the parts, and one such sum was
-# 8 GiB too low (int8, BLOCK, v6e-8). Either must leave a tenth of the chip free. The steps on a v5e-4 and the
-# int8 step on a v6e-4 were compiled with one micro-batch, where 03 runs two, so they count as estimated until
-# that is done.
+# **Which slice should it be?** Here are the questions of section 2 for every slice, on the mesh with the most
+# tensor parallelism. There a base in fewer bits saves memory and no time. Where no row is compiled, we estimate
+# the memory by adding up the parts, and one such sum was 8 GiB too low (int8, BLOCK, v6e-8). In this table a step
+# fits only if it leaves a tenth of the chip free, whether it's compiled or estimated.
+#
+# The steps on a v5e-4, and the int8 step on a v6e-4, were compiled with one micro-batch, where 03 runs two. Until
+# that's done they count as estimated.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -370,15 +430,19 @@ for recipe in (steps.OURS, steps.ROWS):
     print(f"v5p-8, {recipe.recipe}: {cost['hours_text']} hours, {cost['dollars_text']} dollars")
 
 # %% [markdown]
-# A run downloads, loads, compiles, validates and saves, too; `fit.WHERE_FROM` states what is assumed. A range is
-# predicted from a compiled program, a ≥ only a lower bound: never rank the one against the
-# other. The same table with fields to fill in, small models included, is
+# The hours are those of a whole run: it downloads, loads, compiles, validates and saves, too. `fit.WHERE_FROM`
+# states what we assume about each of these. The same table with fields to fill in, for small models as well, is
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
 #
+# **A range is predicted from a compiled program, and a ≥ is only a lower bound. Never rank the one against the
+# other.**
+#
 # ## 9. Against what others measured
-# These programs were timed on real chips by others. All but two collectives are compiled here again, in
-# the same shapes, and predicted (`python -m tpu_time.anchors`, `python -m appendix.memory`). Attention is
-# 2 % of MaxText's step and assumed at half the peak. Tunix's steps are LoRA, like ours.
+# **Why should you believe these times?** Because the same rules can be tried on programs that others have timed
+# on real chips. We predict them all, and the table shows by how much we miss. All of them but two collectives are
+# compiled here again, in the same shapes (`python -m tpu_time.anchors`; for memory `python -m appendix.memory`).
+# Attention is 2 % of MaxText's step, and there we assume that it runs at half the peak. Tunix's steps are LoRA,
+# like ours.
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -387,17 +451,30 @@ display(anchors[["program", "slice", "clock", "measured_ms", "predicted_ms", "mi
 figures.draw_anchors(anchors)
 
 # %% [markdown]
+# Has anybody run *this* repository on a chip? Whoever does gets a `report.json`, and the reports that came back lie
+# in `data/measured/`. Each of them stands here beside what we had predicted for it.
+
+# %%
+from tables import measured
+
+reported = pd.DataFrame(measured.beside_predictions())
+if reported.empty:
+    print("No report has come back yet: yours would be the first.")
+else:
+    display(reported)
+
+# %% [markdown]
 # <details><summary><b>Which clock makes a measurement longer, the device's trace or the host's?</b></summary>
 #
-# The host's: it includes dispatch. Google's own pair for one product is 1.33 ms by the trace and 1.46 by
-# the host.
+# The host's, because it includes the time to send the program off (*dispatch*). Google's own pair for one product
+# is 1.33 ms by the trace and 1.46 by the host.
 #
 # </details>
 #
-# Memory needs no clock. XLA's own reports of Tunix's LoRA step were kept by others, also of runs that
-# did not fit. `compiler.planned` asks for the same report here, in a process of its own and ten times sooner
-# than a whole compilation. The other tables hold what whole compilations say, up to a tenth more memory,
-# which no report checks.
+# Memory needs no clock. Others kept the reports that XLA itself wrote about Tunix's LoRA step, even for runs that
+# didn't fit. `compiler.planned` asks for the same report here, in a process of its own, and gets it ten times
+# sooner than a whole compilation. The other tables of this page hold what whole compilations say. That's up to a
+# tenth more memory, and no report checks it.
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv").rename(columns={"theirs_gib": "GiB a chip"})
@@ -406,14 +483,16 @@ plans.groupby(["model", "slice"], sort=False).agg(
     {"GiB a chip": ["size", "min", "max"], "largest miss": "max"}).style.format(precision=4)
 
 # %% [markdown]
-# The published 31B step is known only as a whole run: 3.34 hours for 9,952 micro-steps, which is 1.21 s,
-# or 1.12 s if a quarter of an hour went into loading and compiling.
+# And the published step of the 31B? All we know is the whole run: 3.34 hours for 9,952 micro-steps. That's 1.21 s
+# for each, or 1.12 s if a quarter of an hour went into loading and compiling.
 #
-# The rule for every range in this series stands in `tpu_time/bands.py`: the typical miss is the root mean
-# square of log(predicted / measured) over the table above, and a ratio of two predictions has √2 of it. That is
-# one sigma. Some rows are shown and do not count. A single call of a few milliseconds takes the host as long as
-# the chip, and a training step of a second doesn't (AdamW's row alone would be half of the squared miss). And the
-# gathers and sums of a v5e-8 set one of the model's constants, so they can't test it.
+# All the ranges in this series follow one rule, which stands in `tpu_time/bands.py`. The *typical miss* is the root
+# mean square of log(predicted / measured) over the table of programs above. A ratio of two predictions has √2 of
+# it. That's one sigma. Two kinds of rows are shown but don't count:
+#
+# - **Single calls of a few milliseconds.** There the host takes as long as the chip, which isn't so for a training
+#   step of a second. (AdamW's row alone would be half of the squared miss.)
+# - **The gathers and sums of a v5e-8.** They set one of the model's constants, so they can't test it.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
@@ -423,27 +502,35 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
-# That constant is the newest: on 2 x 4 chips a gather took 2.3 times what we predicted. Why, the compiled text
-# says itself. A line of four has no link from its end to its beginning, so the program names one ring through all
-# eight chips and sends one way round ("1DAllGather…"). With wrap-around the scaling book's ring of 16 reaches 95 %
-# of both directions. On a v5p of 2 x 2 the text names a gather along both dimensions at once, so the doubt is
-# about v5e-8 and v6e-8, and their rows now count it.
+# That constant is the newest one. On 2 x 4 chips a gather took 2.3 times what we had predicted, and the compiled
+# text itself says why. A line of four chips has no link from its end back to its beginning. So the program names
+# one ring through all eight chips, and sends one way round ("1DAllGather…"). With such a link (a *wrap-around*)
+# it's different: the scaling book's ring of 16 reaches 95 % of both directions. And on a v5p of 2 x 2 the text
+# names a gather along both dimensions at once. So the doubt is about a v5e-8 and a v6e-8, and their rows now
+# count it.
 #
-# Cautions. These programs had earlier compilers. Of six whole steps one is hit, Tunix's of Gemma 4. The
-# published one is predicted too short, MaxText's and those of Gemma 3 too long. Tpuchat's single calls take
-# longer than their programs, the more so the more arrays go in and out: about 0.13 ms with three (a norm
-# and seven products, LOG.md), 0.9 with 116 (its mean of gradients), 1.2 with 233 (its AdamW). Why the
-# all-reduce over 256 chips misses, no second measurement says. Two of the model's rules were mended on
-# MaxText's row, and the links' 0.90 comes from twins of the two loops.
+# **Where should you be careful?**
+#
+# - The programs were measured with earlier compilers than ours.
+# - There are six whole steps, and the prediction hits one of them: Tunix's of Gemma 4. It's too short for the
+#   published one, and too long for MaxText's and for those of Gemma 3.
+# - Tpuchat's single calls take longer than their programs, and the more arrays go in and out, the longer. It's
+#   about 0.13 ms with three arrays (a norm and seven products, LOG.md), 0.9 with 116 (its mean of gradients) and
+#   1.2 with 233 (its AdamW).
+# - For the all-reduce over 256 chips the prediction misses, and there's no second measurement that could say why.
+# - The model has seen some of these rows, or rows like them: two of its rules were mended on MaxText's row, and the
+#   links' 0.90 comes from twins of the two loops.
+#
+# **Other people's measurements say how far to trust a prediction, so it's a range and never a single number.**
 #
 # ## Recap
-# - A topology, a mesh, `lower().compile()`: the TPU's compiler answers on a machine without a TPU.
-# - Its text is a schedule, from which a time follows; what others measured says how far to trust it.
-# - On a v5p the fastest mesh has no tensor parallelism: weights can be gathered ahead, sums cannot.
+# - With a topology, a mesh and `lower().compile()`, the TPU's compiler answers on a machine without a TPU.
+# - Its text is a schedule, and a time follows from it. What others measured says how far to trust that time.
+# - On a v5p the fastest mesh has no tensor parallelism, because weights can be gathered ahead and sums can't.
 #
 # ### Exercise
-# How large may two square bfloat16 matrices be whose product one v5e chip can make? Reckon first, then
-# ask the compiler with the lines of section 1 (`compiler.devices_of("v5e-1")` gives the chip).
+# Two square bfloat16 matrices, and their product, have to fit on one v5e chip. How large may they be? Reckon
+# first, then ask the compiler with the lines of section 1 (`compiler.devices_of("v5e-1")` gives you the chip).
 #
 # <details><summary>Solution</summary>
 #

@@ -15,9 +15,9 @@
 #
 # # 11 · I have four v5e chips. Can I train the 31B?
 #
-# The base model is frozen. It is read in every step and never written, so why keep it in 16 bits?
-# We store it in 8 or in 4 ([QLoRA](https://arxiv.org/abs/2305.14314)), train the same float32 adapters
-# beside it, and look at what that costs.
+# Not with a base in bfloat16: it doesn't fit. But the base model is frozen. Every step reads it and none writes
+# it, so why keep it in 16 bits? We store it in 8 bits or in 4 ([QLoRA](https://arxiv.org/abs/2305.14314)), train
+# the same float32 adapters beside it, and look at what that costs.
 #
 # | | |
 # |---|---|
@@ -52,9 +52,9 @@ helpers.machine(always="tiny")
 
 # %% [markdown]
 # ## 1. The answer
-# `tpu_time/fit.py` adds up what a chip has to hold in a training step of notebook 03. Where
-# [08](08_dryrun.ipynb) has compiled exactly that step it takes the compiler's numbers. **Which storage of
-# the 31B's 31 billion weights fits four v5e chips of 16 GiB: two bytes, one byte, or half a byte?**
+# **Which storage of the 31B's 31 billion weights fits four v5e chips of 16 GiB: two bytes a weight, one byte, or
+# half a byte?** `tpu_time/fit.py` adds up what a chip has to hold during a training step of notebook 03. Where
+# [08](08_dryrun.ipynb) has compiled exactly that step, it takes the compiler's numbers.
 
 # %%
 import os
@@ -67,8 +67,7 @@ import qwix
 from flax import nnx
 
 from appendix import qlora_runs as lab
-from appendix import quantized
-from helpers import gemma, style, train
+from helpers import gemma, quantized, style, train
 from verilog import stats
 from tpu_time import fit
 
@@ -99,17 +98,22 @@ style.finish(fig, "11_answer",
              "compiled where 08 has the step (temporaries: the other three), else estimated")
 
 # %% [markdown]
-# **One byte is enough**, at less than a third of a v5p-8's price per hour. The TPU's compiler made
-# both quantised steps with one row in one micro-batch (13.0 and 10.0 GiB). 03 takes two rows a step, in two
-# micro-batches; that program isn't compiled yet, so what you see is an estimate. Nobody has run either. What shrinks are the base's weights. Adapters, their moments
-# and the activations stay. NF4 leaves more room and pays for it in time, because each weight has to be
-# unpacked before it is multiplied.
+# Only the base's weights shrink. The adapters, their moments in the optimizer, and the activations stay as they
+# are. NF4, the half byte, leaves more room than int8 does, but you pay for it in time, because each weight has to
+# be unpacked before it's multiplied.
+#
+# How sure is this? The TPU's compiler made both quantised steps with one row in one micro-batch (13.0 and
+# 10.0 GiB). But 03 takes two rows a step, in two micro-batches, and that program isn't compiled yet. So what you
+# see is an estimate, and nobody has run either step.
+#
+# **One byte a weight is enough, on chips that cost less than a third of a v5p-8 per hour.**
 #
 # ## 2. One seed is no result
-# Should you? The first thing that we learned was how easily one is fooled. We trained a tiny base with each
-# storage and three seeds, and judged 38 problems each (as in [07](07_eval.ipynb)). All runs of this page are
-# of earlier tiny bases, whose corpus had no bugs; those on today's ([09](09_tiny_base.ipynb)) are still to be
-# made. Here's NF4 against bfloat16 with the same seed, in our first runs:
+# **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
+# was how easily one is fooled. We trained a tiny base with each storage and with three seeds, and judged each tuned
+# model on 38 problems, as in [07](07_eval.ipynb). (All the runs of this page used earlier tiny bases, whose corpus had no
+# bugs. Those on today's base ([09](09_tiny_base.ipynb)) still have to be made.) These are our first runs: NF4 minus
+# bfloat16, with the same seed on both sides.
 
 # %%
 FIRST_BASE = "814107fdbaa3"  # `lab.base_id()` is this repository's
@@ -120,22 +124,22 @@ for seed, gap in lab.gaps(answers, "nf4").items():
           f"p = {stats.sign_flip_p(gap):.3f}")
 
 # %% [markdown]
-# **With seed 42 alone, what would you have published?**
+# **If you had only seed 42, what would you have published?**
 #
 # <details><summary>Answer</summary>
 #
-# "Four bits cost ten points, p = 0.002." The other two seeds, with the same storage, are on the other
-# side of zero. Nothing is wrong with that p: it says that these *two models* would differ on other
-# problems of this kind, too. It says nothing about models trained again.
+# "Four bits cost ten points, p = 0.002." But with the same storage, the other two seeds are on the other side of
+# zero. There's nothing wrong with that p. It says that these *two models* would differ on other problems of this
+# kind, too. It says nothing about models that are trained again.
 # </details>
 #
-# So a difference between storages needs two intervals: one over problems, which keeps the trained
-# models, and one over seeds, which keeps the problems. Section 6 has both.
+# **A difference between storages needs two intervals: one over problems, for these trained models, and one over
+# seeds, for these problems.** Section 6 has both.
 #
 # ## 3. One matrix, quantised
-# Quantising means: round every weight to one of a few levels, and remember a scale that stretches
-# the levels back. With **int8** there are 255 levels, evenly spaced, and each output of the matrix
-# has a scale of its own. Take the first query projection of the tiny base:
+# **How do you store a number in 8 bits, or in 4?** You round every weight to one of a few levels, and you remember
+# a *scale* that stretches the levels back. That's quantising. **int8** has 255 levels at even distances, and each
+# output of the matrix has a scale of its own. Take the first query projection of the tiny base:
 
 # %%
 config, mesh = lab.world()
@@ -147,9 +151,9 @@ print("int8     ", eight.qvalue[0, :4, 0], "times", eight.scale[0, 0, 0])
 print("again    ", qwix.dequantize(eight)[0, :4, 0])
 
 # %% [markdown]
-# **NF4** has 16 levels, so two weights share a byte. The levels are the quantiles of a normal
-# distribution: dense where weights are. With so few, one large weight would spoil a whole column, so
-# every 32 inputs get a scale of their own: a *tile*. The scales cost half a bit per weight.
+# **NF4** has 16 levels, so two weights share a byte. Its levels are quantiles of a normal distribution, which means
+# that they're dense where most weights are. With so few levels, one large weight would spoil a whole column. That's
+# why every 32 inputs, a *tile*, get a scale of their own. These scales cost half a bit per weight.
 
 # %%
 four = qwix.quantize(weight, "nf4", channelwise_axes=(0, 2), tiled_axes={1: 32},
@@ -162,13 +166,16 @@ for name, stored, bits in (("int8", eight, 8), ("nf4, tiles of 32", four, 4)):
 pd.DataFrame(rows, dtype=float).T.round(4)
 
 # %% [markdown]
-# All 36 matrices of the tiny base look like this one. That says little about the 31B: large language
-# models are known for a few inputs and weights far larger than the rest
-# ([LLM.int8()](https://arxiv.org/abs/2208.07339)), and 3.65 million weights have none to show.
+# So int8 is off by less than a hundredth, and NF4 by nearly a tenth. All 36 matrices of the tiny base look like
+# this one, but that says little about the 31B. Large language models are known for a few inputs and weights that
+# are far larger than the rest ([LLM.int8()](https://arxiv.org/abs/2208.07339)), and a model of 3.65 million weights
+# has none to show.
+#
+# **Quantising is rounding with a scale. The fewer levels there are, the fewer weights may share a scale.**
 #
 # ## 4. What breaks, and how to mend it
-# Qwix promises both in one: `LoraProvider(…, weight_qtype="int8")` quantises and adds adapters. On
-# Tunix's Gemma 4 the model that comes out of it does not run:
+# **Can't Qwix do all this by itself?** It promises to: `LoraProvider(…, weight_qtype="int8")` quantises and adds
+# adapters in one go. But with Tunix's Gemma 4, the model that comes out doesn't run:
 
 # %%
 stock = qwix.LoraProvider(module_path=gemma.TARGETS, rank=4, alpha=8.0, weight_qtype="int8")
@@ -182,20 +189,22 @@ with mesh:
         print("TypeError:", str(error).splitlines()[0][:150])
 
 # %% [markdown]
-# Tunix calls `jnp.astype` on its weight, and a quantised weight is no array but a pair, values and
-# scales. Qwix works by *interception*: while the model runs, calls of `jnp.einsum`, `jnp.asarray` and
-# others go to its provider. `jnp.astype` is not on its list. We add it.
+# Tunix calls `jnp.astype` on its weight. A quantised weight isn't an array, though: it's a pair of values and
+# scales. Normally Qwix handles that by *interception*: while the model runs, calls of `jnp.einsum`, `jnp.asarray`
+# and others go to an object of Qwix's instead, the *provider*, which knows about scales. `jnp.astype` isn't on its
+# list, so we add it.
 
 # %%
 helpers.show_source(quantized.Casts, quantized.Dequantized)
 
 # %% [markdown]
-# The second class is for speed and memory: Qwix looks NF4 weights up in a table, and on a mesh that
-# would gather whole matrices on every chip.
+# The second class is there for speed and memory. Qwix looks up NF4 weights in a table, and on a mesh that would
+# gather whole matrices on every chip.
 #
-# In 03 three calls change, and nothing else. `abstract_base` and `load_base` are `quantized`'s, which loads
-# on the host and sends one quantised matrix at a time to the chips; and in `adapt` the adapters come with
-# a provider. (In 03 on a CPU take int8: JAX 0.10.2 refuses 4-bit arguments of a step compiled ahead there.)
+# In 03 that's one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B has it by itself. The page then
+# loads the base on the host and sends one quantised matrix at a time to the chips, and the adapters come with a
+# provider. (If you try this in 03 on a CPU, take int8. JAX 0.10.2 refuses 4-bit arguments there if a step was
+# compiled ahead.) Here's what 03 calls, and what the base then takes:
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4")
@@ -205,12 +214,15 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Norms, the embedder and E2B's per-layer inputs stay in bfloat16 on purpose: small, or looked up and
-# not multiplied.
+# Norms, the embedder and E2B's per-layer inputs stay in bfloat16 on purpose. They're small, or they're looked up
+# and not multiplied.
+#
+# **One more intercepted call, and Tunix's model runs on a quantised base.**
 #
 # ## 5. Is it right?
-# Storage changes the weights. It must change nothing else. So the quantised model has to compute what
-# a plain model computes with the dequantised weights written out:
+# **How do we know that the quantised model computes what it should?** A storage changes the weights, and it must
+# change nothing else. So we write the dequantised weights out into a plain model, and both have to compute the
+# same:
 
 # %%
 tokens = np.random.default_rng(0).integers(120, 1_200, (2, 64))
@@ -226,11 +238,13 @@ print(f"largest difference of logits: {apart[0]:.1%} to the dequantised model, "
 assert apart[0] < 0.05
 
 # %% [markdown]
-# The first number is the test. The second is what NF4 itself does. Training follows gradients, so these
-# count more. We compare the adapters' gradients, at a random B (at B = 0 that of A is zero), with those
-# of the unquantised model, kind by kind: 1 is the same direction. In the column *int8 arithmetic* the
-# weights are multiplied as int8, too, forward and backward, which a TPU does up to twice as fast;
-# [08](08_dryrun.ipynb) tells that step.
+# The first number is the test. The second shows how far NF4 itself moves the base.
+#
+# Training follows gradients, so they matter more. We compare the adapters' gradients with those of the unquantised
+# model. For each kind of matrix, the table says whether they point the same way: 1 is the same direction. (We do it
+# at a random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further.
+# There the weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
+# [08](08_dryrun.ipynb) tells how long such a step takes.
 
 # %%
 if not helpers.run_dir("data", "train").is_dir():
@@ -243,13 +257,12 @@ pd.DataFrame({name: lab.cosines(kinds, found["bfloat16"])
               for name, kinds in found.items()}).round(3)
 
 # %% [markdown]
-# int8 storage costs next to nothing. NF4 turns the gradient visibly. Whether it still *learns* is
-# section 6.
+# int8 storage costs next to nothing. NF4 turns the gradient visibly, and section 6 shows whether it still *learns*.
 #
 # ### A trap: rounding has no gradient
-# Qwix can round activations, too: `act_qtype="int8"`. It looks like the switch for int8 arithmetic.
-# In the LoRA provider it ruins the gradient without a word: the derivative of rounding is zero
-# almost everywhere, and nothing lets the gradient pass straight through.
+# Qwix can round activations, too, with `act_qtype="int8"`. It looks like the switch for int8 arithmetic. In the
+# LoRA provider, however, it ruins the gradient and doesn't say a word. The derivative of rounding is zero almost
+# everywhere, and nothing there lets the gradient pass straight through:
 
 # %%
 rule = qwix.LoraRule(module_path=gemma.TARGETS, rank=16, alpha=32.0, weight_qtype="int8",
@@ -262,19 +275,21 @@ print(", ".join(f"{kind} {value:.2f}" for kind, value in cosines.items()))
 assert min(cosines.values()) < 0.9
 
 # %% [markdown]
-# Ours (`int8_products=True`) treats the rounding in the backward pass as if it were not there, the
-# *straight-through* estimate.
+# Our int8 arithmetic (`int8_products=True`) treats the rounding as if it weren't there in the backward pass. That's
+# called the *straight-through* estimate.
+#
+# **Right logits don't prove right gradients, so compare both.**
 #
 # ## 6. What it costs in quality
-# The table of gradients is a promise; here is the test. The tiny base, trained with each storage as 03
-# trains it (half as many steps: 38), judged as in 07. A short run, live:
+# **Does the tuned model get worse?** The gradients are a promise, and here's the test. We train the tiny base with
+# each storage as 03 trains it, with half as many steps (38), and judge it as in 07. First a short run, live:
 
 # %%
 _, _, losses, validation = lab.fit("nf4", 42, steps=8)
 print(f"validation loss {validation:.3f}")
 
 # %% [markdown]
-# And the stored ones, three seeds each:
+# And now the stored runs, three seeds each:
 
 # %%
 print(f"{len(runs)} runs, made on base {FIRST_BASE}; this repository's is {lab.base_id()}")
@@ -294,8 +309,9 @@ right.tick_params(axis="x", rotation=20)
 style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measured")
 
 # %% [markdown]
-# Then what counts: for each problem three drawn answers (temperature 0.8) and a greedy one. Every run
-# has a twin in bfloat16 with the same seed, asked the same problems, so we compare in pairs.
+# The losses hardly differ, but what counts is whether the answers pass. For each problem we drew three answers
+# (temperature 0.8) and took a greedy one. Every run has a twin in bfloat16, with the same seed and the same
+# problems, so we compare in pairs.
 
 # %%
 table = lab.differences(answers)
@@ -328,28 +344,28 @@ for (plan, name), row in table.iterrows():
              else f"unknown, the seeds show no spread ({reach} by problems)"))
 
 # %% [markdown]
-# *No difference shown* is not *equal*: read how far the intervals reach. With six comparisons, one that
-# leaves out zero is no surprise either. To decide for your task, train several seeds with both storages
-# and ask more problems.
+# *No difference shown* isn't the same as *equal*, so read how far the intervals reach. And with six comparisons,
+# it's no surprise if one of them leaves out zero.
+#
+# **To decide for your own task, train several seeds with both storages, and ask more problems.**
 #
 # ## 7. Merging: into which base?
-# The adapter was trained beside the *dequantised* weights and may have learned to make up for their
-# errors. So we merge into those: what is shipped is what training has validated. For 04 that is one
-# argument more, which makes rows of the base's files what training saw:
+# **You trained beside a rounded base. Do you merge the adapter into that one, or into the original?** The adapter
+# has only ever seen the *dequantised* weights, and it may have learned to make up for their errors. So we merge it
+# into those: what you ship is then what training has validated. 04 does that by itself. It reads in 03's recipe how
+# the base was stored, and `quantized.as_trained` turns the rows of the base's files into what training saw.
 #
-# ```python
-# merge.run(base, targets, adapters, step, recipe, prefix,
-#           quantized.as_trained("nf4", recipe.dtype))
-# ```
+# In our first runs neither of the two scored higher (no p below 0.4). The result is in bfloat16, and you serve it
+# like any other.
 #
-# In our first runs neither base scored higher (no p below 0.4). The result is bfloat16 and is served like
-# any other.
+# **Merge into the base that you trained on.**
 #
 # ## 8. What it buys
-# For every slice and storage, the best step that fits: a compiled one that leaves a tenth of the chip
-# free if there is any, then the one with the least recomputation and the longest rows. Hours and dollars
-# are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. A range
-# is predicted from a compiled program, a *≥* is only a lower bound ([08](08_dryrun.ipynb)).
+# **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
+# fits. That's a compiled step that leaves a tenth of the chip free, if there is one. Otherwise it's the estimated
+# step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922 tokens,
+# with loading, compiling and saving. A range is predicted from a compiled program, and a *≥* is only a lower bound
+# ([08](08_dryrun.ipynb)).
 
 # %%
 rows = []
@@ -369,28 +385,38 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all.
-# - **v6e-4** (estimated), **v6e-8, v5p-8**: it fits in bfloat16, and storage alone saves no time. With
-#   int8 *products* and no tensor parallelism a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
-# - **v5e-1**: by these estimates E2B needs no quantising, and E4B does. 08 has compiled such steps with one
-#   micro-batch only. 03 runs four, and the first such program of E2B was refused (08, section 3, says why, and
-#   what was changed). So wait for a compiled row, or take the larger v6e-1.
+# - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
+#   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
+# - **v5e-1**: by these estimates the E2B doesn't need quantising, and the E4B does. But 08 has compiled such steps
+#   with one micro-batch only, and 03 runs four. The first such program of the E2B was refused (08, section 3, says
+#   why, and what was changed). So wait for a compiled row, or take the larger v6e-1.
 #
-# To train the 31B on a v5e-4, set `max_tokens` and `sequence_length` to 2,048 in 02, and in 03
-# `remat="DECODER"`, `rows_per_device=1` and the three calls of section 4. Loading takes 62 GB of the host's memory beside the files, so keep
-# those on a disk. 04 needs no TPU but 125 GB of disk: run it on another machine.
+# **Quantise if the base doesn't fit. If it fits, storage alone saves no time.**
+#
+# <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
+#
+# - In 02, set `max_tokens` and `sequence_length` to 2,048.
+# - In 03, set `base_dtype="int8"` (or `"nf4"`), `remat="DECODER"` and `rows_per_device=1`.
+# - Loading takes 62 GB of the host's memory beside the files, so keep the files on a disk.
+# - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.
+#
+# </details>
 #
 # ## 9. Serving a quantised base
-# Section 7 makes a bfloat16 model, so nothing changes for the server. Two things are possible beside
-# that; neither has run on a TPU here:
+# **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can*
+# quantise for serving as well, in two ways. Neither of them has run on a TPU here.
 #
-# - **int8 on a TPU**: vLLM's JAX models quantise through Qwix after loading bfloat16
-#   (`quantization="int8"` in 05). Their rounding is not ours. Evaluate again.
-# - **fp8 on a v6e** saves memory and no time: that chip has no fp8 arithmetic.
+# - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantise through Qwix (`quantization="int8"` in 05).
+#   They don't round as we do, so evaluate again.
+# - **fp8 on a v6e** saves memory but no time: that chip has no fp8 arithmetic.
+#
+# **How you stored the base while training doesn't decide how you serve it.**
 #
 # ## Recap
-# A frozen base can be stored in 8 or 4 bits while the adapters stay float32. One more intercepted call
-# makes it work. int8 keeps the gradient, NF4 turns it. Judge a storage by several seeds, and merge into
-# the base that you trained on.
+# - A frozen base can be stored in 8 or 4 bits, while the adapters stay float32.
+# - One more intercepted call makes it work.
+# - int8 keeps the gradient, and NF4 turns it.
+# - Judge a storage by several seeds, and merge into the base that you trained on.
 #
 # ### Exercises
 # 1. NF4 with tiles of 16 costs a full bit for scales. What does it buy in section 3's table?
@@ -413,7 +439,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # print(part.layers[0].mlp.gate_proj.kernel.array.qvalue.get_value().dtype)
 # ```
 #
-# Yes, `uint4`: the provider has a second rule for what gets no adapter.
+# Yes, it's `uint4`: the provider has a second rule for matrices that get no adapter.
 # </details>
 #
 # Back to the [series](https://github.com/OWNER/gemma4-on-tpu#readme).

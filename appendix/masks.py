@@ -36,10 +36,10 @@ def mask_of(row: train.Batch, variant: str) -> np.ndarray:
     if variant == "answers":
         return row.loss_mask
     if variant == "prompts, too":
-        mask = (segments > 0).astype(row.loss_mask.dtype)
-        mask[1:][segments[1:] != segments[:-1]] = 0
-        mask[0] = 0
-        return mask
+        is_first = np.ones(len(segments), bool)
+        is_first[1:] = segments[1:] != segments[:-1]
+        is_trained = (segments > 0) & ~is_first
+        return is_trained.astype(row.loss_mask.dtype)
     mask = np.zeros_like(row.loss_mask)
     same_example = segments[LATE:] == segments[:-LATE]
     mask[LATE:] = row.loss_mask[:-LATE] * same_example
@@ -60,14 +60,20 @@ def run(variant: str, seed: int) -> str:
     """Train, ask and judge; what is stored of it, one row of CSV."""
     tuned = tuning.tune(rows_with(variant), SETTINGS, STEPS, seed)
     passed = tuning.passes(tuned.model, tuned.mesh, DRAWN)
-    row = {"mask": variant, "seed": seed, "steps": STEPS,
-           "loss": round(float(np.mean(tuned.losses[-10:])), 5),
-           "problems": len(passed), "greedy": int(passed[:, 0].sum()),
-           "drawn": int(passed[:, 1:].sum()), "answers_drawn": DRAWN * len(passed)}
+    last_losses = tuned.losses[-10:]
+    row = {"mask": variant,
+           "seed": seed,
+           "steps": STEPS,
+           "loss": round(float(np.mean(last_losses)), 5),
+           "problems": len(passed),
+           "greedy": int(passed[:, 0].sum()),
+           "drawn": int(passed[:, 1:].sum()),
+           "answers_drawn": DRAWN * len(passed)}
     return pd.DataFrame([row]).to_csv(index=False)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Make the runs that are missing."""
     train.keep_compilations()
     wanted = {}
     for seed in SEEDS:
@@ -75,3 +81,7 @@ if __name__ == "__main__":
             name = variant.replace(",", "").replace(" ", "_")
             wanted[STORED / f"{name}-{seed}.csv"] = (variant, seed)
     runs.fill(wanted, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,7 @@ STORED = Path("data/anchors/memory.csv")
 MODULES = ".*(q_einsum|kv_einsum|qkv_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj).*"
 MODELS = {"270M": gemma3.ModelConfig.gemma3_270m, "1B": gemma3.ModelConfig.gemma3_1b_it,
           "E2B": gemma4.ModelConfig.gemma4_e2b, "E4B": gemma4.ModelConfig.gemma4_e4b}
+DTYPES = {"input_tokens": jnp.int32, "input_mask": bool, "valid": bool}  # of a batch
 
 
 def lower(row: dict[str, str]) -> jax.stages.Lowered:
@@ -62,7 +63,7 @@ def lower(row: dict[str, str]) -> jax.stages.Lowered:
     shape = (int(row["rows"]), int(row["length"]))
     whole = NamedSharding(mesh, PartitionSpec())
     batch = {}
-    for name, dtype in (("input_tokens", jnp.int32), ("input_mask", bool), ("valid", bool)):
+    for name, dtype in DTYPES.items():
         batch[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
     optimizer = optax.adamw(2e-4, weight_decay=0.0)
     with jax.set_mesh(mesh):
@@ -82,7 +83,11 @@ def timed(model: str, chips: str, mesh: str, number: int, length: int, milliseco
       milliseconds: what a step took there.
       file: that says so, in the others' repository.
     """
-    row = {"model": model, "slice": chips, "mesh": mesh, "rows": str(number), "length": str(length)}
+    row = {"model": model,
+           "slice": chips,
+           "mesh": mesh,
+           "rows": str(number),
+           "length": str(length)}
     family = 4 if model == "E2B" else 3
     what = f"Tunix: LoRA step of Gemma {family} {model}, {number} x {length} tokens"
     source = f"deep-diver/tunix-accel (492fccc): 01-CCE/data/{file}, default"
@@ -109,9 +114,11 @@ def main() -> None:
             continue
         ours = compiler.planned(functools.partial(lower, row))
         theirs = float(row["theirs_gib"])
-        row |= {"ours_gib": f"{ours:.4g}", "miss": f"{ours / theirs - 1:.4f}",
-                "jax": metadata.version("jax"), "libtpu": compiler.version(),
-                "date": str(datetime.date.today())}
+        row["ours_gib"] = f"{ours:.4g}"
+        row["miss"] = f"{ours / theirs - 1:.4f}"
+        row["jax"] = metadata.version("jax")
+        row["libtpu"] = compiler.version()
+        row["date"] = str(datetime.date.today())
         write_text(STORED, pd.DataFrame(rows).to_csv(index=False))
         print(*row.values(), flush=True)
     anchors.ANCHORS |= TIMED

@@ -64,7 +64,7 @@ def draw_rule(key: jax.Array, states: int) -> Rule:
     return Rule(kernel, hidden, out)
 
 
-def next_frame(rule, cells):
+def next_frame(rule: Rule, cells: jax.Array) -> jax.Array:
     """One step of all cells at once. [H, H] int -> [H, H] int
 
     A one-hot 3 x 3 convolution is a sum of nine rows of the kernel, one for each neighbour's state.
@@ -75,7 +75,9 @@ def next_frame(rule, cells):
         for right in (-1, 0, 1):
             neighbour = jnp.roll(cells, (-down, -right), (0, 1))
             total += rule.kernel[down + 1, right + 1][neighbour]
-    return jnp.argmax(jax.nn.relu(total @ rule.hidden) @ rule.out, -1).astype(cells.dtype)
+    hidden = jax.nn.relu(total @ rule.hidden)
+    likeliest = jnp.argmax(hidden @ rule.out, -1)
+    return likeliest.astype(cells.dtype)
 
 
 def first_frame(key: jax.Array, world: World) -> jax.Array:
@@ -86,11 +88,13 @@ def first_frame(key: jax.Array, world: World) -> jax.Array:
     return jax.random.categorical(cells_key, logits, shape=shape).astype(jnp.int32)
 
 
-def film(rule, cells, world):
+def film(rule: Rule, cells: jax.Array, world: World) -> jax.Array:
     """The frames after the burn-in. [F, H, H]"""
     def advance(cells, _):
         return next_frame(rule, cells), cells
-    return jax.lax.scan(advance, cells, None, world.burn_in + world.frames)[1][world.burn_in:]
+
+    _, frames = jax.lax.scan(advance, cells, None, world.burn_in + world.frames)
+    return frames[world.burn_in:]
 
 
 @functools.partial(jax.jit, static_argnames=("count", "world"))
@@ -100,13 +104,15 @@ def openings(seed: int, first: int, count: int, world: World) -> tuple[Rule, jax
         key = jax.random.fold_in(jax.random.key(seed), number)
         rule_key, cells_key = jax.random.split(key)
         return draw_rule(rule_key, world.states), first_frame(cells_key, world)
+
     return jax.vmap(opening)(first + jnp.arange(count))
 
 
 @functools.partial(jax.jit, static_argnames="world")
-def films(rules, cells, world):
+def films(rules: Rule, cells: jax.Array, world: World) -> jax.Array:
     """One film for every rule, all at once. [R, F, H, H] uint8"""
-    return jax.vmap(lambda rule, start: film(rule, start, world))(rules, cells).astype(jnp.uint8)
+    film_of = functools.partial(film, world=world)
+    return jax.vmap(film_of)(rules, cells).astype(jnp.uint8)
 
 
 # -- Tokens ---------------------------------------------------------------------------------------
@@ -114,15 +120,18 @@ def films(rules, cells, world):
 def patches(frames: np.ndarray, states: int) -> np.ndarray:
     """2 x 2 patches as numbers in base `states`, row by row. [..., H, H] -> [..., (H/2)²] int32"""
     *outer, height, width = frames.shape
-    cut = frames.reshape(*outer, height // PATCH, PATCH, width // PATCH, PATCH).astype(np.int32)
-    cells = np.moveaxis(cut, -2, -3).reshape(*outer, -1, PATCH * PATCH)
+    down, right = height // PATCH, width // PATCH
+    cut = frames.reshape(*outer, down, PATCH, right, PATCH).astype(np.int32)
+    cells = np.moveaxis(cut, -2, -3).reshape(*outer, down * right, PATCH * PATCH)
     powers = np.arange(PATCH * PATCH)[::-1]
-    return cells @ (states ** powers).astype(np.int32)
+    place_values = states ** powers
+    return cells @ place_values.astype(np.int32)
 
 
 def rows(frames: np.ndarray, states: int) -> np.ndarray:
     """Films as token rows: every frame between its two marks. [R, F, H, H] -> [R, T] int32"""
-    ids = np.pad(FIRST + patches(frames, states), ((0, 0), (0, 0), (1, 1)))
+    of_patches = FIRST + patches(frames, states)
+    ids = np.pad(of_patches, ((0, 0), (0, 0), (1, 1)))
     ids[..., 0] = FRAME_START
     ids[..., -1] = FRAME_END
     return ids.reshape(len(ids), -1)
@@ -136,7 +145,8 @@ def complexity(frames: np.ndarray, world: World) -> np.ndarray:
     scores = []
     for ids in patches(frames, world.states):
         raw = ids.tobytes()
-        scores.append(len(gzip.compress(raw, 9, mtime=0)) / len(raw))
+        compressed = gzip.compress(raw, 9, mtime=0)
+        scores.append(len(compressed) / len(raw))
     return np.array(scores)
 
 
@@ -160,9 +170,9 @@ def kept_films(seed: int, count: int, world: World, chunk: int = 2048) -> np.nda
         if band is None:
             band = np.percentile(scores, world.band)
         low, high = band
-        inside = frames[(scores >= low) & (scores <= high)]
-        parts.append(inside)
-        kept += len(inside)
+        is_inside = (scores >= low) & (scores <= high)
+        parts.append(frames[is_inside])
+        kept += is_inside.sum()
         first += chunk
     return np.concatenate(parts)[:count]
 
@@ -179,9 +189,11 @@ def brackets(count: int, length: int, kinds: int, seed: int) -> np.ndarray:
     depth = np.zeros(count, int)
     for place in range(length):
         can_still_close = depth < length - place
-        opens = (depth == 0) | can_still_close & (draw.random(count) < 0.5)
-        depth -= ~opens  # a closing bracket is of the kind on top of its stack
-        kind = np.where(opens, draw.integers(kinds, size=count), stack[numbers, depth])
+        may_open = draw.random(count) < 0.5
+        opens = (depth == 0) | can_still_close & may_open
+        depth -= ~opens
+        on_top = stack[numbers, depth]  # a closing bracket is of this kind
+        kind = np.where(opens, draw.integers(kinds, size=count), on_top)
         stack[numbers, depth] = kind
         ids[:, place] = FIRST + kind + kinds * ~opens
         depth += opens
@@ -206,7 +218,8 @@ def counting(frames: np.ndarray, world: World) -> float:
     for place, seen in enumerate(flat.T):
         in_first_frame = place < patch.shape[-1]
         if not in_first_frame:
-            odds = (counts[numbers, seen] + 8 * share[seen]) / (place + 8)
+            times_seen = counts[numbers, seen]
+            odds = (times_seen + 8 * share[seen]) / (place + 8)
             cost -= np.log(odds).sum()
         counts[numbers, seen] += 1
     return float(cost / guessed(frames, world))
@@ -223,11 +236,13 @@ def looking_up(frames: np.ndarray, world: World) -> float:
     were chosen on 15 films of a seed that is not used otherwise.
     """
     cost = 0.0
+    cells = np.arange(world.side ** 2)
     for neighbours, film_ in zip(_neighbourhoods(frames, world), frames, strict=True):
         states = film_.reshape(len(film_), -1)  # [F, H²]
         for now in range(1, len(states)):
             odds = _odds_by_likeness(neighbours, states, now, world)
-            cost -= np.log(odds[np.arange(states.shape[1]), states[now]]).sum()
+            of_what_came = odds[cells, states[now]]
+            cost -= np.log(of_what_came).sum()
     return float(cost / guessed(frames, world))
 
 
@@ -247,10 +262,13 @@ def _odds_by_likeness(neighbours: np.ndarray, states: np.ndarray, now: int,
     """What `looking_up` gives each state of each cell of frame `now` of a film. [H², D]"""
     share = np.bincount(states[:now].ravel(), minlength=world.states) + 1.0
     odds = np.tile(0.03 * share / share.sum(), (states.shape[1], 1))
+
     past = neighbours[:now - 1].reshape(-1, neighbours.shape[-1])
+    equal_cells = neighbours[now - 1] @ past.T
+    likeness = np.exp(2.5 * (equal_cells - 9))
     became = states[1:now].ravel()
-    likeness = np.exp(2.5 * (neighbours[now - 1] @ past.T - 9))
-    odds += likeness @ (became[:, None] == np.arange(world.states))
+    is_state = became[:, None] == np.arange(world.states)
+    odds += likeness @ is_state
     return odds / odds.sum(1, keepdims=True)
 
 

@@ -87,8 +87,10 @@ def part_of(name: str) -> str:
 
 def named_parts(params: Params) -> Params:
     """A tree like `params` that names each leaf's part."""
-    def name_part(path, leaf):
-        return part_of(jax.tree_util.keystr(path, simple=True, separator="."))
+    def name_part(path, _leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return part_of(name)
+
     return jax.tree.map_with_path(name_part, params)
 
 
@@ -96,6 +98,7 @@ def transfer(fresh: Params, learned: Params, parts: Collection[str]) -> Params:
     """`fresh` weights with those of the named parts from `learned`; the others stay fresh."""
     def choose(part, new, old):
         return jnp.array(old if part in parts else new)
+
     return jax.tree.map(choose, named_parts(fresh), fresh, learned)
 
 
@@ -108,9 +111,21 @@ def fresh_model(plan: Plan, seed: int,
     return nnx.split(pretrain.initialise(model, seed))
 
 
+def fresh_weights(plan: Plan, first: int = 0, vocabulary: int = VOCABULARY) -> Params:
+    """The weights of a new model for every seed of a plan, counted from `first`. [S, ...]"""
+    trees = []
+    for seed in range(plan.seeds):
+        _, weights = fresh_model(plan, first + seed, vocabulary)
+        trees.append(weights)
+    return stacked(trees)
+
+
 def stacked(trees: list[Params]) -> Params:
     """One tree of many like it: their arrays get a first axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    def stack(*leaves):
+        return jnp.stack(leaves)
+
+    return jax.tree.map(stack, *trees)
 
 
 # -- Data of the five seeds, side by side: [S, N, T] -----------------------------------------------
@@ -141,27 +156,31 @@ def text_data(plan: Plan) -> TextData:
     in which stage differs from seed to seed; validation is the same.
     """
     from appendix.world import make
+    length = plan.world.film_tokens
     documents = list(make.documents(plan.documents, bug_share=0))
     others = set(make.documents(600, 77, bug_share=0)) - set(documents)
-    corpus = _cut(documents, plan.world.film_tokens)
-    held_out = _cut(sorted(others), plan.world.film_tokens)
-    text = plan.text_steps * plan.rows
-    first = plan.first_steps * plan.rows
+    corpus = _cut(documents, length)
+    held_out = _cut(sorted(others), length)
+
     drawn = []
     for seed in range(plan.seeds):
         order = np.random.default_rng(seed).permutation(len(corpus))
         drawn.append(corpus[order])
     rows = np.stack(drawn)
+    text_rows = plan.text_steps * plan.rows
+    first_rows = plan.first_steps * plan.rows
+    text = rows[:, :text_rows]
+    first = rows[:, text_rows:text_rows + first_rows]
     validation = np.stack([held_out[:plan.validation]] * plan.seeds)
-    return TextData(rows[:, :text], rows[:, text:text + first], validation)
+    return TextData(text, first, validation)
 
 
 def _cut(documents: list[str], length: int) -> np.ndarray:
     """The documents' tokens, one after the other, as rows. [N, T] int32"""
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
     ids = np.concatenate(pretrain.encode(tokenizer, documents)).astype(np.int32)
-    whole = len(ids) // length * length
-    return ids[:whole].reshape(-1, length)
+    rows = len(ids) // length
+    return ids[:rows * length].reshape(rows, length)
 
 
 def first_data(plan: Plan, kind: str) -> FirstData:
@@ -199,8 +218,12 @@ def optimizer_of(plan: Plan, stage: str, params: Params) -> optax.GradientTransf
     warmup = max(1, plan.text_steps // 10)
     base = pretrain.make_optimizer(params, plan.text_steps, plan.text_rate, warmup, 0.05)
     is_block = jax.tree.map(lambda part: part in ("attention", "mlp"), named_parts(params))
-    held = optax.scale_by_schedule(lambda count: plan.moved * (count >= plan.alone))
-    return optax.chain(base, optax.masked(held, is_block))
+
+    def rate_of_blocks(count):
+        return plan.moved * (count >= plan.alone)
+
+    slower = optax.scale_by_schedule(rate_of_blocks)
+    return optax.chain(base, optax.masked(slower, is_block))
 
 
 class Programs(NamedTuple):
@@ -223,20 +246,27 @@ def programs(plan: Plan, stage: str, vocabulary: int) -> Programs:
 
     def run_seed(state, tokens, seen, given):
         def step(state, batch):
-            value, gradients = jax.value_and_grad(loss)(state[0], batch, seen, given)
-            updates, moments = optimizer.update(gradients, state[1], state[0])
-            return (optax.apply_updates(state[0], updates), moments), value
+            params, moments = state
+            value, gradients = jax.value_and_grad(loss)(params, batch, seen, given)
+            updates, moments = optimizer.update(gradients, moments, params)
+            return (optax.apply_updates(params, updates), moments), value
+
         return jax.lax.scan(step, state, tokens)
 
     def judge_seed(params, tokens, seen, given):
-        return jax.lax.map(lambda batch: loss(params, batch, seen, given), tokens).mean()
+        def loss_of(batch):
+            return loss(params, batch, seen, given)
+
+        return jax.lax.map(loss_of, tokens).mean()
 
     def init(params):
         return params, jax.vmap(optimizer.init)(params)
 
     over_seeds = functools.partial(jax.vmap, in_axes=(0, 0, None, None))
-    return Programs(jax.jit(init), jax.jit(over_seeds(run_seed), donate_argnums=0),
-                    jax.jit(over_seeds(judge_seed)))
+    return Programs(
+        init=jax.jit(init),
+        advance=jax.jit(over_seeds(run_seed), donate_argnums=0),
+        evaluate=jax.jit(over_seeds(judge_seed)))
 
 
 def train(plan: Plan, stage: str, params: Params, data: np.ndarray, validation: np.ndarray,
@@ -249,26 +279,35 @@ def train(plan: Plan, stage: str, params: Params, data: np.ndarray, validation: 
       (weights [S, ...], table): a row for each point and seed, losses in nats a token.
     """
     size = plan.rows
+    length = data.shape[-1]
     steps = plan.first_steps if stage == "first" else plan.text_steps
     vocabulary = params["embedder"]["input_embedding"].get_value().shape[1]
     seen = pretrain.tokens_seen([data, validation], vocabulary)  # a masked id would cost 1e9 nats
     init, advance, evaluate = programs(plan, stage, vocabulary)
-    held = jnp.asarray(validation.reshape(plan.seeds, -1, size, validation.shape[-1]))
+    held = jnp.asarray(validation.reshape(plan.seeds, -1, size, length))
+
     state = init(params)
     points: list[dict[str, Any]] = []
     progress = Progress(steps, f"{stage} stage: step", every=10)
     for done in range(plan.every, steps + 1, plan.every):
-        batch = data[:, (done - plan.every) * size:done * size]
-        batch = batch.reshape(plan.seeds, plan.every, size, -1)
-        state, losses = advance(state, batch, seen, given)
+        first_row = (done - plan.every) * size
+        rows = data[:, first_row:done * size]
+        batches = rows.reshape(plan.seeds, plan.every, size, length)
+        state, losses = advance(state, batches, seen, given)
         trained = losses.mean(1).tolist()
-        held_out = evaluate(state[0], held, seen, given).tolist()
+        params, _ = state
+        held_out = evaluate(params, held, seen, given).tolist()
         for seed in range(plan.seeds):
             points.append({
-                "seed": seed, "stage": stage, "step": done, "tokens": done * size * data.shape[-1],
-                "train_loss": trained[seed], "val_loss": held_out[seed]})
+                "seed": seed,
+                "stage": stage,
+                "step": done,
+                "tokens": done * size * length,
+                "train_loss": trained[seed],
+                "val_loss": held_out[seed],
+            })
         progress.update(plan.every, f"loss {np.mean(held_out):.3f}")
-    return state[0], pd.DataFrame(points)
+    return params, pd.DataFrame(points)
 
 
 # -- Runs -----------------------------------------------------------------------------------------
@@ -282,13 +321,14 @@ def first_stage(plan: Plan, kind: str) -> tuple[Params, pd.DataFrame]:
     hardly changed.
     """
     data = first_data(plan, kind)
-    models = [fresh_model(plan, seed + 1, data.vocabulary) for seed in range(plan.seeds)]
-    params = stacked([weights for _, weights in models])
+    params = fresh_weights(plan, 1, data.vocabulary)
     given = plan.world.frame_tokens if data.films else 0
     params, table = train(plan, "first", params, data.rows, data.validation, given)
     if data.films:
         for guesser in (nca.counting, nca.looking_up):
-            paid = {seed: guesser(frames, plan.world) for seed, frames in enumerate(data.films)}
+            paid = {}
+            for seed, frames in enumerate(data.films):
+                paid[seed] = guesser(frames, plan.world)
             table[guesser.__name__] = table.seed.map(paid)
     return params, table
 
@@ -306,21 +346,24 @@ def run(plan: Plan, arm: str) -> pd.DataFrame:
       UserError: a seed learned too little of the automata for its blocks to be moved.
     """
     kind, parts = ARMS[arm]
-    models = [fresh_model(plan, seed) for seed in range(plan.seeds)]
-    params = stacked([weights for _, weights in models])
+    params = fresh_weights(plan)
     tables = []
     if kind:
         learned, table = first_stage(plan, kind)
         tables.append(table)
-        if kind == "automata" and closed(table).min() < plan.gate:
-            raise UserError(f"the gate: of the gap {closed(table).min():.0%} closed, "
-                            f"{plan.gate:.0%} needed. Make the films easier (Plan.world).")
+        if kind == "automata":
+            least = closed(table).min()
+            if least < plan.gate:
+                raise UserError(f"the gate: of the gap {least:.0%} closed, {plan.gate:.0%} needed. "
+                                "Make the films easier (Plan.world).")
         params = transfer(params, learned, parts)
     data = text_data(plan)
     _, table = train(plan, "text", params, data.text, data.validation)
     tables.append(table)
     return pd.concat(tables).assign(
-        arm=arm, plan=digest(dataclasses.asdict(plan))[:12], jax=jax.__version__,
+        arm=arm,
+        plan=digest(dataclasses.asdict(plan))[:12],
+        jax=jax.__version__,
         device=jax.devices()[0].device_kind)
 
 
@@ -328,8 +371,11 @@ def compare(plan: Plan, folder: Path) -> None:
     """Make the arms that a folder lacks, a csv file each."""
     def make(plan, arm):
         return run(plan, arm).to_csv(index=False, float_format="%.6f")
-    missing = {folder / f"{arm}.csv": (plan, arm) for arm in ARMS}
-    runs.fill(missing, make)
+
+    wanted = {}
+    for arm in ARMS:
+        wanted[folder / f"{arm}.csv"] = (plan, arm)
+    runs.fill(wanted, make)
 
 
 # -- Results --------------------------------------------------------------------------------------
@@ -347,12 +393,14 @@ def differences(ends: pd.DataFrame) -> pd.DataFrame:
     with 95 % none of them misses.
     """
     table = []
+    confidence = 1 - 0.05 / len(COMPARISONS)
     for arm, base in COMPARISONS:
-        if {arm, base} <= set(ends):
-            test = scipy.stats.ttest_rel(ends[arm], ends[base])
-            interval = test.confidence_interval(1 - 0.05 / len(COMPARISONS))
-            difference = (ends[arm] - ends[base]).mean()
-            table.append([arm, base, difference, interval.low, interval.high])
+        if arm not in ends or base not in ends:
+            continue
+        test = scipy.stats.ttest_rel(ends[arm], ends[base])
+        interval = test.confidence_interval(confidence)
+        difference = (ends[arm] - ends[base]).mean()
+        table.append([arm, base, difference, interval.low, interval.high])
     return pd.DataFrame(table, columns=["arm", "against", "difference", "low", "high"])
 
 

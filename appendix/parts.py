@@ -27,7 +27,8 @@ def scopes_of(op_name: str) -> list[str]:
     JAX writes `jit(step)/transpose(jvp(hidden_states))/mlp/lora/dot_general`: a transformation
     stands around the first name inside it.
     """
-    return [name for name in re.split(r"[/()]", op_name) if name]
+    names = re.split(r"[/()]", op_name)
+    return [name for name in names if name]
 
 
 def part_of(stack: list[Place], op_name: str, product: bool, moves: bool) -> str:
@@ -41,7 +42,8 @@ def part_of(stack: list[Place], op_name: str, product: bool, moves: bool) -> str
     """
     scopes = scopes_of(op_name)
     names = [place.function for place in stack]
-    if "optimizer" in scopes or any(UPDATE.match(name) for name in names):
+    is_update = any(UPDATE.match(name) for name in names)
+    if is_update or "optimizer" in scopes:
         return "optimizer"
     if product and _is_adapter(scopes, names, op_name):
         return "LoRA"
@@ -52,7 +54,8 @@ def part_of(stack: list[Place], op_name: str, product: bool, moves: bool) -> str
             continue  # what is done to queries, keys and values is attention
         if scope in SCOPES:
             return SCOPES[scope]
-    if any(name.startswith(LOSS) for name in names) or "log_softmax" in op_name:
+    is_loss = any(name.startswith(LOSS) for name in names)
+    if is_loss or "log_softmax" in op_name:
         return "output matrix"
     return "other"
 

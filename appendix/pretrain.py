@@ -4,40 +4,51 @@ Letters in shape comments: B rows, T tokens, V vocabulary. Id 0 is padding, 2 `<
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from tokenizers import Tokenizer
+from tunix.models.gemma4.model import Gemma4
 
 from helpers.run import Progress
 from tables import architecture
 
 
-def inputs_of(name, shape):
+def inputs_of(name: str, shape: Sequence[int]) -> int:
     """How many numbers one output of this matrix adds up."""
-    if "input_embedding" in name or "_einsum" in name and "attn_vec" not in name:
-        return shape[-2] if "_einsum" in name else shape[-1]
+    if "input_embedding" in name:
+        return shape[-1]
+    if "_einsum" in name and "attn_vec" not in name:
+        return shape[-2]
     return int(np.prod(shape[:-1]))  # o_proj: heads x head_dim; MLP kernels: their first axis
 
 
-def initialise(model, seed):
+def initialise(model: Gemma4, seed: int) -> Gemma4:
     """Fill a Tunix Gemma 4's variables, in the order of their names, from one NumPy generator."""
     generator = np.random.default_rng(seed)
-    variables = {".".join(map(str, path)): v for path, v in nnx.to_flat_state(nnx.state(model))}
+    variables = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        name = ".".join(str(part) for part in path)
+        variables[name] = variable
     for name in sorted(variables):
         shape = variables[name].get_value().shape
-        if "norm" in name or "skip_scale" in name:
-            scale = shape[0] ** -0.5 if "_query_norm" in name else 1.0
-            value = np.full(shape, scale)
+        if "_query_norm" in name:
+            value = np.full(shape, shape[0] ** -0.5)
+        elif "norm" in name or "skip_scale" in name:
+            value = np.full(shape, 1.0)
         else:
-            value = generator.normal(0, inputs_of(name, shape) ** -0.5, shape)
+            spread = inputs_of(name, shape) ** -0.5
+            value = generator.normal(0, spread, shape)
         variables[name].set_value(jnp.asarray(value, jnp.float32))
     return model
 
 
-def encode(tokenizer, documents):
+def encode(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list[int]]:
     """Ids of every document, `<bos>` in front and `<eos>` behind."""
     return [[2, *row.ids, 1] for row in tokenizer.encode_batch(documents)]
 
@@ -45,22 +56,26 @@ def encode(tokenizer, documents):
 LENGTHS = (64, 96, 128, 192)
 
 
-def make_batches(documents, tokens_per_step, generator):
+def make_batches(documents: Iterable[list[int]], tokens_per_step: int,
+                 generator: np.random.Generator) -> list[np.ndarray]:
     """Token arrays [B, T] with B x T close to `tokens_per_step`; longer documents are left out."""
-    groups = {length: [] for length in LENGTHS}
+    groups: dict[int, list[list[int]]] = {length: [] for length in LENGTHS}
     for ids in documents:
-        fits = [length for length in LENGTHS if len(ids) <= length]
-        if fits:
-            groups[fits[0]].append(ids + [0] * (fits[0] - len(ids)))
+        for length in LENGTHS:  # the shortest that holds it
+            if len(ids) <= length:
+                padding = [0] * (length - len(ids))
+                groups[length].append(ids + padding)
+                break
     batches = []
     for length, group in groups.items():
         size = tokens_per_step // length
-        batches += [np.array(group[i:i + size], np.int32)
-                    for i in range(0, len(group) - size + 1, size)]
-    return [batches[i] for i in generator.permutation(len(batches))]
+        whole = len(group) // size * size
+        for start in range(0, whole, size):
+            batches.append(np.array(group[start:start + size], np.int32))
+    return [batches[place] for place in generator.permutation(len(batches))]
 
 
-def tokens_seen(batches, vocabulary):
+def tokens_seen(batches: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     """Which ids occur in the batches, padding left out: it is read, never predicted. [V] bool"""
     seen = np.zeros(vocabulary, bool)
     for batch in batches:
@@ -69,30 +84,36 @@ def tokens_seen(batches, vocabulary):
     return seen
 
 
-def token_loss(model, tokens, seen, given=0):
+def token_loss(model: Gemma4, tokens: jax.Array, seen: jax.Array,
+               given: int = 0) -> tuple[jax.Array, jax.Array]:
     """Summed next-token loss over the tokens ever seen, and the number of predicted tokens.
 
     The first `given` tokens of a row are read, never predicted.
     """
-    size = tokens.shape[1]
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((size, size), bool)), (len(tokens), size, size))
+    rows, size = tokens.shape
+    lower_triangle = jnp.tril(jnp.ones((size, size), bool))
+    causal = jnp.broadcast_to(lower_triangle, (rows, size, size))
     logits, _ = model(tokens, attention_mask=causal)  # [B, T, V]
     logits = jnp.where(seen, logits, -1e9)
-    predicted = (tokens[:, 1:] > 0) & (jnp.arange(1, size) >= given)
+
+    targets = tokens[:, 1:]
+    predicted = (targets > 0) & (jnp.arange(1, size) >= given)
     weight = predicted.astype(jnp.float32)
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], targets)
     return jnp.sum(loss * weight), jnp.sum(weight)
 
 
-def make_optimizer(params, steps, peak, warmup, decay):
+def make_optimizer(params: nnx.State, steps: int, peak: float, warmup: int,
+                   decay: float) -> optax.GradientTransformation:
     """AdamW with clipping; weight decay on matrices only."""
     schedule = optax.warmup_cosine_decay_schedule(0, peak, warmup, steps, 0.02 * peak)
     matrices = jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(
-        schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices))
+    adam = optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=decay, mask=matrices)
+    return optax.chain(optax.clip_by_global_norm(1.0), adam)
 
 
-def make_steps(graph, optimizer, seen):
+def make_steps(graph: nnx.GraphDef, optimizer: optax.GradientTransformation,
+               seen: np.ndarray) -> tuple[Callable, Callable]:
     """The training step and the evaluation, compiled once for each batch shape.
 
     Args:
@@ -104,10 +125,10 @@ def make_steps(graph, optimizer, seen):
       step: (params, moments, tokens) -> (params, moments, mean loss); its arguments are used up.
       evaluate: (params, tokens) -> (summed loss, number of predicted tokens).
     """
-    seen = jnp.asarray(seen)
+    is_seen = jnp.asarray(seen)
 
     def mean_loss(params, tokens):
-        total, count = token_loss(nnx.merge(graph, params), tokens, seen)
+        total, count = token_loss(nnx.merge(graph, params), tokens, is_seen)
         return total / count
 
     def step(params, moments, tokens):
@@ -116,15 +137,17 @@ def make_steps(graph, optimizer, seen):
         return optax.apply_updates(params, updates), moments, loss
 
     def evaluate(params, tokens):
-        return token_loss(nnx.merge(graph, params), tokens, seen)
+        return token_loss(nnx.merge(graph, params), tokens, is_seen)
 
     return jax.jit(step, donate_argnums=(0, 1)), jax.jit(evaluate)
 
 
-def validation_loss(params, batches, evaluate):
+def validation_loss(params: nnx.State, batches: Iterable[np.ndarray],
+                    evaluate: Callable) -> float:
     """Token-weighted mean over all validation batches."""
     sums = np.sum([np.array(evaluate(params, batch)) for batch in batches], axis=0)
-    return float(sums[0] / sums[1])
+    loss, count = sums
+    return float(loss / count)
 
 
 VECTORS = {  # of a layer, Hugging Face's name: Tunix's
@@ -136,44 +159,66 @@ VECTORS = {  # of a layer, Hugging Face's name: Tunix's
     "post_feedforward_layernorm.weight": "post_ffw_norm.scale", "layer_scalar": "skip_scale"}
 
 
-def to_hf(weights, config):
-    """{Hugging Face name: array} of {Tunix name: array}, the reverse of loading; `config` is a dict.
+def to_hf(weights: Mapping[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """{Hugging Face name: array} of {Tunix name: array}: the reverse of loading.
 
     Matrices become [outputs, inputs], with heads folded into one axis; K and V come apart.
+
+    Args:
+      weights: all variables of a Tunix Gemma 4 by their dotted names.
+      config: the model's text config, as config.json has it.
     """
     tensors = {"embed_tokens.weight": weights["embedder.input_embedding"],
                "norm.weight": weights["final_norm.scale"]}
     for module in architecture.modules(config):
-        kind, leaf = module.how, "w" if ".attn." in module.path else "kernel"
+        kind = module.how
+        leaf = "w" if ".attn." in module.path else "kernel"
         axes = [kind.weight.index(axis) for axis in kind.outputs + kind.inputs]
-        matrices = weights[f"{module.path}.{leaf}"].transpose(axes).reshape(
-            len(kind.names), -1, np.prod(module.inputs))
-        tensors |= {f"{name}.weight": matrix for name, matrix in zip(module.names, matrices)}
+        transposed = weights[f"{module.path}.{leaf}"].transpose(axes)
+        matrices = transposed.reshape(len(kind.names), -1, np.prod(module.inputs))
+        for name, matrix in zip(module.names, matrices, strict=True):
+            tensors[f"{name}.weight"] = matrix
     for layer in range(config["num_hidden_layers"]):
-        for name, tunix in VECTORS.items():
-            tensors[f"layers.{layer}.{name}"] = weights[f"layers.{layer}.{tunix}"]
+        for name, tunix_name in VECTORS.items():
+            tensors[f"layers.{layer}.{name}"] = weights[f"layers.{layer}.{tunix_name}"]
     return {f"model.language_model.{name}": array for name, array in tensors.items()}
 
 
-def pretrain(params, moments, step, evaluate, batches, validation, steps, every=100, watch=None):
-    """Train for `steps` steps, round and round the batches; `watch(steps done, params)` looks on.
+def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable,
+             batches: Sequence[np.ndarray], validation: Sequence[np.ndarray], steps: int,
+             every: int = 100, watch: Callable[[int, nnx.State], object] | None = None
+             ) -> tuple[nnx.State, list[dict[str, Any]]]:
+    """Train for some steps, round and round the batches.
+
+    Args:
+      params, moments: weights, and the optimizer's first state; both stay as they are.
+      step, evaluate: of `make_steps`.
+      batches, validation: of `make_batches`.
+      steps: how many, in all.
+      every: steps after which the validation loss is computed; so it is after the last.
+      watch: called with (steps done, weights), before each step and after the last.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,
-      after every `every` steps and the last, val_loss.
+      where it was computed, val_loss.
     """
     params, moments = jax.tree.map(jnp.copy, (params, moments))  # a step uses up what it gets
-    history, progress = [], Progress(steps, "step", every=10)
+    history: list[dict[str, Any]] = []
+    progress = Progress(steps, "step", every=10)
     for number in range(steps):
         if watch:
             watch(number, params)
-        start, batch = time.perf_counter(), batches[number % len(batches)]
+        batch = batches[number % len(batches)]
+        start = time.perf_counter()
         params, moments, loss = step(params, moments, batch)
         entry = {"step": number + 1, "loss": float(loss), "seconds": time.perf_counter() - start}
         history.append(entry)
-        if (number + 1) % every == 0 or number + 1 == steps:
+
+        is_last = number + 1 == steps
+        if is_last or (number + 1) % every == 0:
             entry["val_loss"] = validation_loss(params, validation, evaluate)
-        speed = (np.asarray(batch) > 0).sum() / entry["seconds"]
+        real_tokens = np.count_nonzero(batch)
+        speed = real_tokens / entry["seconds"]
         progress.update(note=f"loss {entry['loss']:.3f} | {speed:,.0f} tokens/s")
     if watch:
         watch(steps, params)

@@ -24,10 +24,11 @@ from jax.sharding import Mesh
 from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 import verilog
-from appendix import quantized, runs
-from helpers import chat, gemma, train, weights
+from appendix import runs
+from appendix.tuning import Tuning
+from helpers import chat, gemma, quantized, train, weights
 from helpers.records import DataMeta
-from helpers.run import Progress, run_dir
+from helpers.run import run_dir
 from verilog import stats
 from verilog.asking import messages_for
 from verilog.problems import Problem
@@ -44,6 +45,7 @@ VARIANTS = {  # (how the base is stored, whether its products are computed in in
     "nf4": ("nf4", False),
 }
 DRAWN = 3            # answers per problem at TEMPERATURE, beside the greedy one
+PLANS = ("greedy", *("drawn",) * DRAWN)  # how the answers to a problem are picked
 TEMPERATURE = 0.8
 ANSWER_TOKENS = 192
 
@@ -93,23 +95,13 @@ def fit(variant: str, seed: int, steps: int = SETTINGS.max_steps) -> Trained:
     rows = train.PackedRows(run_dir("data", "train"))
     held_out = train.PackedRows(run_dir("data", "val"))
     loss_fn = train.make_loss(train.capacity_of(rows, held_out))
-    state, frozen = train.start(model, optimizer, mesh)
-    step = train.jit_train_step(model, optimizer, loss_fn, state)
-    evaluate = jax.jit(train.make_eval_step(model, loss_fn))
-    batches = iter(train.make_dataset(rows, 2, 2, seed))
-    adapters, moments = state.adapters, state.opt_state
-    losses = []
-    progress = Progress(steps, "step")
-    with mesh:
-        for _ in range(steps):
-            batch = train.to_mesh(next(batches), mesh)
-            adapters, moments, metrics = step(adapters, moments, frozen, batch)
-            losses.append(float(metrics["loss"]))
-            progress.update(note=f"loss {losses[-1]:.3f}")
-        batch = train.to_mesh(train.validation_batch(held_out, 8, 2), mesh)
-        validation = float(evaluate(adapters, frozen, batch))
-    nnx.update(model, adapters)
-    return Trained(model, mesh, losses, validation)
+    batches = train.make_dataset(rows, 2, 2, seed)
+
+    tuning = Tuning(model, mesh, optimizer, loss_fn, batches)
+    tuning.run(steps)
+    validation = tuning.evaluate(train.validation_batch(held_out, 8, 2))
+    tuning.finish()
+    return Trained(model, mesh, tuning.losses, validation)
 
 
 def ask(model: Gemma4, mesh: Mesh, problems: Sequence[Problem]) -> list[Answer]:
@@ -117,14 +109,15 @@ def ask(model: Gemma4, mesh: Mesh, problems: Sequence[Problem]) -> list[Answer]:
     meta = DataMeta.load()
     tokenizer = chat.load_tokenizer(BASE)
     stops = chat.stop_ids(tokenizer)
-    asked, plans = [], []
+    asked, plans, heat, chats = [], [], [], []
     for problem in problems:
-        for plan in ["greedy", *["drawn"] * DRAWN]:
+        messages = messages_for(problem, "ours", meta.system)
+        for plan in PLANS:
             asked.append(problem)
             plans.append(plan)
-    chats = [messages_for(problem, "ours", meta.system) for problem in asked]
+            heat.append(0.0 if plan == "greedy" else TEMPERATURE)
+            chats.append(messages)
     prompts = chat.render_prompts(tokenizer, chats, [meta.thinking] * len(chats))
-    heat = [0.0 if plan == "greedy" else TEMPERATURE for plan in plans]
     rows = gemma.greedy(model, prompts, ANSWER_TOKENS, stops, mesh, heat, seed=1)
     answers = []
     for problem, plan, row in zip(asked, plans, rows, strict=True):
@@ -135,9 +128,13 @@ def ask(model: Gemma4, mesh: Mesh, problems: Sequence[Problem]) -> list[Answer]:
 
 def judged(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """[{problem, plan, c passing answers of n}] by 07's judge."""
-    pairs = [(answer.problem, verilog.extract_code(answer.text)[0]) for answer in answers]
+    pairs = []
+    for answer in answers:
+        code, _ = verilog.extract_code(answer.text)
+        pairs.append((answer.problem, code))
+    verdicts = verilog.judge_many(pairs)
     rows = []
-    for answer, verdict in zip(answers, verilog.judge_many(pairs), strict=True):
+    for answer, verdict in zip(answers, verdicts, strict=True):
         rows.append((answer.problem.name, answer.plan, verdict.passed))
     table = pd.DataFrame(rows, columns=["problem", "plan", "passed"])
     counts = table.groupby(["problem", "plan"], sort=False).passed.agg(c="sum", n="size")
@@ -151,7 +148,8 @@ def gradients(model: Gemma4, mesh: Mesh, rows: train.Batch) -> dict[str, np.ndar
     """
     draw = np.random.default_rng(0)
     for pair in gemma.adapted_modules(model).values():
-        pair["b"].set_value(np.asarray(draw.normal(0, 0.05, pair["b"].shape), np.float32))
+        values = draw.normal(0, 0.05, pair["b"].shape)
+        pair["b"].set_value(values.astype(np.float32))
     graph, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
     loss_fn = train.make_loss(rows.tokens.shape[1] - 1)
 
@@ -163,7 +161,8 @@ def gradients(model: Gemma4, mesh: Mesh, rows: train.Batch) -> dict[str, np.ndar
         slopes = jax.jit(jax.grad(loss))(adapters, frozen)
     kinds: dict[str, list[np.ndarray]] = {}
     for path, leaf in nnx.to_flat_state(slopes):
-        kinds.setdefault(path[-2], []).append(np.ravel(leaf.get_value()))
+        kind = path[-2]  # the adapted matrix
+        kinds.setdefault(kind, []).append(np.ravel(leaf.get_value()))
     return {kind: np.concatenate(parts) for kind, parts in kinds.items()}
 
 
@@ -172,7 +171,8 @@ def cosines(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) ->
     result = {}
     for kind, first in ours.items():
         second = theirs[kind]
-        result[kind] = float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        result[kind] = float(cosine)
     return result
 
 
@@ -190,12 +190,19 @@ def stored(base: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     runs: variant, seed, base, val_loss …; losses: a row per step; answers: c of n passing answers
     per problem and plan, "greedy" or "drawn".
     """
-    runs_of_base = [json.loads(path.read_text()) for path in STORED.glob(f"*-{base}.json")]
+    runs_of_base = []
+    for path in STORED.glob(f"*-{base}.json"):
+        runs_of_base.append(json.loads(path.read_text()))
     order = list(VARIANTS)
-    runs_of_base.sort(key=lambda run: (order.index(run["variant"]), run["seed"]))
+
+    def place(run):
+        return order.index(run["variant"]), run["seed"]
+
+    runs_of_base.sort(key=place)
     losses = pd.json_normalize(runs_of_base, "loss", ["variant", "seed"])
     answers = pd.json_normalize(runs_of_base, "answers", ["variant", "seed"])
-    return pd.DataFrame(runs_of_base).drop(columns=["loss", "answers"]), losses, answers
+    table = pd.DataFrame(runs_of_base).drop(columns=["loss", "answers"])
+    return table, losses, answers
 
 
 def gaps(table: pd.DataFrame, mine: str, plan: str = "drawn") -> pd.DataFrame:
@@ -203,13 +210,15 @@ def gaps(table: pd.DataFrame, mine: str, plan: str = "drawn") -> pd.DataFrame:
 
     A row per problem, a column per seed that both have.
     """
-    table = table[table.plan == plan].assign(share=lambda rows: rows.c / rows.n)
+    of_plan = table[table.plan == plan]
+    of_plan = of_plan.assign(share=of_plan.c / of_plan.n)
 
     def shares(variant):
-        rows = table[table.variant == variant]
+        rows = of_plan[of_plan.variant == variant]
         return rows.pivot(index="problem", columns="seed", values="share")
 
-    return (shares(mine) - shares("bfloat16")).dropna(axis=1, how="all").astype(float)
+    gap = shares(mine) - shares("bfloat16")
+    return gap.dropna(axis=1, how="all").astype(float)
 
 
 def seed_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
@@ -219,10 +228,12 @@ def seed_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     A few equal scores show how coarse the score is, not that another seed would give the same.
     """
     values = np.asarray(values, float)
+    mean = float(values.mean())
     if len(values) < 2 or np.allclose(values, values[0], rtol=0, atol=1e-12):
-        return float(values.mean()), math.nan, math.nan
-    low, high = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    return float(values.mean()), float(low), float(high)
+        return mean, math.nan, math.nan
+    test = scipy.stats.ttest_1samp(values, 0.0)
+    low, high = test.confidence_interval(0.95)
+    return mean, float(low), float(high)
 
 
 def differences(table: pd.DataFrame,
@@ -244,9 +255,15 @@ def differences(table: pd.DataFrame,
         by_problem = gap.mean(axis=1).round(15)  # thirds that cancel leave 1e-17
         mean, low, high = stats.interval(by_problem)
         _, least, most = seed_interval(gap.mean())
-        rows[plan, name] = {"seeds": gap.shape[1], "difference": mean, "problems from": low,
-                            "problems to": high, "p": stats.sign_flip_p(by_problem),
-                            "seeds from": least, "seeds to": most}
+        rows[plan, name] = {
+            "seeds": gap.shape[1],
+            "difference": mean,
+            "problems from": low,
+            "problems to": high,
+            "p": stats.sign_flip_p(by_problem),
+            "seeds from": least,
+            "seeds to": most,
+        }
     return pd.DataFrame(rows).T
 
 
@@ -260,10 +277,18 @@ def run(variant: str, seed: int) -> str:
     for step, loss in enumerate(trained.losses, 1):
         losses.append({"step": step, "loss": round(loss, 5)})
     return json.dumps({
-        "variant": variant, "seed": seed, "base": base_id(), "steps": SETTINGS.max_steps,
-        "val_loss": trained.validation, "seconds": round(time.perf_counter() - began),
-        "jax": jax.__version__, "qwix": version("qwix"), "date": time.strftime("%Y-%m-%d"),
-        "loss": losses, "answers": counts})
+        "variant": variant,
+        "seed": seed,
+        "base": base_id(),
+        "steps": SETTINGS.max_steps,
+        "val_loss": trained.validation,
+        "seconds": round(time.perf_counter() - began),
+        "jax": jax.__version__,
+        "qwix": version("qwix"),
+        "date": time.strftime("%Y-%m-%d"),
+        "loss": losses,
+        "answers": counts,
+    })
 
 
 def main() -> None:

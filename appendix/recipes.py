@@ -8,7 +8,7 @@ run. After some of them it answers the problems of data/tiny_eval, greedily, and
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -19,9 +19,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from tunix.models.gemma4.model import Gemma4
 
 import verilog
 from appendix import runs
+from appendix.tuning import Tuning
 from helpers import chat, gemma, style, train
 from helpers.answers import ask
 from helpers.records import DataMeta
@@ -37,6 +39,7 @@ RUNS = (  # rank, rate, seed
 EPOCHS = (1, 2, 4, 8)  # passes after which the held-out loss is computed
 ASKED = (2, 8)         # and those after which the model answers
 ROWS, ROWS_PER_STEP, WARMUP, HELD_OUT, ANSWER_TOKENS = 8, 2, 5, 12, 144
+STEPS_PER_EPOCH = ROWS // ROWS_PER_STEP
 
 
 def run(rank: int, rate: float, seed: int) -> pd.DataFrame:
@@ -46,50 +49,63 @@ def run(rank: int, rate: float, seed: int) -> pd.DataFrame:
     """
     began = time.process_time()
     data = run_dir("data")
+    rows = train.PackedRows(data / "train")
+    held_out = train.PackedRows(data / "val")
+    exam = train.validation_batch(held_out, HELD_OUT, 4)
+    system = DataMeta.load(data / "meta.json").system
+
+    model, mesh = _base_with_adapters(rank, seed)
+    optimizer = train.make_optimizer(0.0, 0.001, 1.0)
+    loss_fn = train.make_loss(train.capacity_of(rows, held_out))
+    tuning = Tuning(model, mesh, optimizer, loss_fn, _batches(rows, seed))
+    points = []
+    for epochs in range(1, EPOCHS[-1] + 1):
+        for _ in range(STEPS_PER_EPOCH):
+            _set_rate(tuning, rate)
+            tuning.step()
+        if epochs not in EPOCHS:
+            continue
+        held_out_loss = tuning.evaluate(exam)
+        solved = np.nan
+        if epochs in ASKED:
+            tuning.finish()
+            solved = passed(model, mesh, system)
+        point = {"rank": rank,
+                 "rate": rate,
+                 "seed": seed,
+                 "epochs": epochs,
+                 "loss": float(np.mean(tuning.losses[-STEPS_PER_EPOCH:])),
+                 "held_out": held_out_loss,
+                 "passed": solved,
+                 "cpu_seconds": round(time.process_time() - began),
+                 "jax": jax.__version__}
+        points.append(point)
+        print(*point.values(), flush=True)
+    return pd.DataFrame(points)
+
+
+def _base_with_adapters(rank: int, seed: int) -> tuple[Gemma4, Mesh]:
+    """The tiny base in bfloat16 on one device, with fresh adapters."""
     config = gemma.config_from_hf(BASE, dtype="bfloat16")
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
     model = gemma.load_base(BASE, config, mesh)
     gemma.use_block_attention(model, 128)
-    model = gemma.inject_lora(model, rank, 2.0 * rank, mesh, seed=seed)
-    rows = train.PackedRows(data / "train")
-    held_out = train.PackedRows(data / "val")
-    loss_fn = train.make_loss(train.capacity_of(rows, held_out))
-    exam = train.to_mesh(train.validation_batch(held_out, HELD_OUT, 4), mesh)
-    optimizer = train.make_optimizer(0.0, 0.001, 1.0)
-    state, frozen = train.start(model, optimizer, mesh)
-    step = train.jit_train_step(model, optimizer, loss_fn, state)
-    evaluate = jax.jit(train.make_eval_step(model, loss_fn))
-    batches = _batches(rows, seed)
-    adapters, moments = state.adapters, state.opt_state
-    losses, points = [], []
-    for number in range(1, EPOCHS[-1] * ROWS // ROWS_PER_STEP + 1):
-        with mesh:  # the rate comes from here: one compiled program does for all
-            moments.hyperparams["learning_rate"] = jnp.float32(rate * min(1, number / WARMUP))
-            batch = train.to_mesh(next(batches), mesh)
-            adapters, moments, metrics = step(adapters, moments, frozen, batch)
-            losses.append(float(metrics["loss"]))
-        epochs, inside = divmod(number * ROWS_PER_STEP, ROWS)
-        if inside or epochs not in EPOCHS:
-            continue
-        with mesh:
-            value = float(evaluate(adapters, frozen, exam))
-        solved = np.nan
-        if epochs in ASKED:
-            nnx.update(model, jax.tree.map(jnp.copy, adapters))  # a step uses up what it gets
-            solved = passed(model, mesh, DataMeta.load(data / "meta.json").system)
-        points.append({"rank": rank, "rate": rate, "seed": seed, "epochs": epochs,
-                       "loss": float(np.mean(losses[-ROWS // ROWS_PER_STEP:])), "held_out": value,
-                       "passed": solved, "cpu_seconds": round(time.process_time() - began),
-                       "jax": jax.__version__})
-        print(*points[-1].values(), flush=True)
-    return pd.DataFrame(points)
+    return gemma.inject_lora(model, rank, 2.0 * rank, mesh, seed=seed), mesh
 
 
-def _batches(rows: train.PackedRows, seed: int) -> Iterator[train.Batch]:
+def _batches(rows: train.PackedRows, seed: int) -> Iterable[train.Batch]:
     """Micro-batches of a few drawn rows, again and again."""
     order = np.random.default_rng(seed).permutation(len(rows))
     few = [rows[int(place)] for place in order[:ROWS]]
-    return iter(train.make_dataset(few, 1, ROWS_PER_STEP, seed))
+    return train.make_dataset(few, 1, ROWS_PER_STEP, seed)
+
+
+def _set_rate(tuning: Tuning, rate: float) -> None:
+    """Set the rate of the next step; it comes from here, so one program does for all rates."""
+    number = len(tuning.losses) + 1
+    warmed_up = min(1, number / WARMUP)
+    with tuning.mesh:
+        tuning.moments.hyperparams["learning_rate"] = jnp.float32(rate * warmed_up)
 
 
 def passed(model: nnx.Module, mesh: Mesh, system: str | None) -> int:
@@ -97,28 +113,25 @@ def passed(model: nnx.Module, mesh: Mesh, system: str | None) -> int:
     problems = verilog.load_problems("data/tiny_eval")
     chats = [messages_for(problem, "ours", system) for problem in problems]
     answers = ask(model, chat.load_tokenizer(BASE), chats, ANSWER_TOKENS, mesh)
-    codes = [verilog.extract_code(text)[0] for text in answers]
-    verdicts = verilog.judge_many(list(zip(problems, codes, strict=True)))
+    pairs = []
+    for problem, text in zip(problems, answers, strict=True):
+        code, _ = verilog.extract_code(text)
+        pairs.append((problem, code))
+    verdicts = verilog.judge_many(pairs)
     return sum(verdict.passed for verdict in verdicts)
 
 
 def draw() -> None:
     """The figure: loss and passed problems after each pass, for every rate and rank."""
     points = runs.stored(STORED)
-    fig, axes = style.figure(9.0, 5.2, 2, points["rank"].nunique(), sharex=True, sharey="row",
-                             squeeze=False)
+    columns = points["rank"].nunique()
+    fig, axes = style.figure(9.0, 5.2, 2, columns, sharex=True, sharey="row", squeeze=False)
     lines: dict[str, Line2D] = {}  # of the legend
     for column, (rank, of_rank) in zip(axes.T, points.groupby("rank"), strict=True):
         losses, problems = column
         losses.set_title(f"rank {rank}")
-        for color, (rate, of_rate) in zip(style.CYCLE, of_rank.groupby("rate"), strict=False):
-            for seed, run in of_rate.groupby("seed"):
-                is_first = seed == RUNS[0][2]
-                line = _draw_run(losses, problems, run, color, 1.0 if is_first else 0.45)
-                lines.setdefault(f"rate {rate:g}", line)
-        losses.set(yscale="log")
-        problems.set(xscale="log", xticks=EPOCHS, xticklabels=EPOCHS, xlabel="passes over the rows")
-        problems.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        for label, line in _draw_rank(losses, problems, of_rank).items():
+            lines.setdefault(label, line)
     axes[0, 0].set_ylabel("nats per trained token")
     axes[1, 0].set_ylabel("of 38 problems passed")
     fig.legend(lines.values(), lines, loc="outside upper center", ncols=3)
@@ -127,6 +140,21 @@ def draw() -> None:
                   ha="left")
     with atomic_file(FIGURE) as file:
         fig.savefig(file, format="svg", metadata={"Date": None})
+
+
+def _draw_rank(losses: Axes, problems: Axes, of_rank: pd.DataFrame) -> dict[str, Line2D]:
+    """All runs of a rank in its two panels; returns {rate: the line of its first seed}."""
+    _, _, first_seed = RUNS[0]
+    lines: dict[str, Line2D] = {}
+    for color, (rate, of_rate) in zip(style.CYCLE, of_rank.groupby("rate"), strict=False):
+        for seed, run in of_rate.groupby("seed"):
+            alpha = 1.0 if seed == first_seed else 0.45
+            line = _draw_run(losses, problems, run, color, alpha)
+            lines.setdefault(f"rate {rate:g}", line)
+    losses.set(yscale="log")
+    problems.set(xscale="log", xticks=EPOCHS, xticklabels=EPOCHS, xlabel="passes over the rows")
+    problems.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    return lines
 
 
 def _draw_run(losses: Axes, problems: Axes, run: pd.DataFrame, color: str, alpha: float) -> Line2D:
@@ -145,6 +173,7 @@ def main() -> None:
     """Make the runs that are missing, and the figure of all."""
     def make(rank, rate, seed):
         return run(rank, rate, seed).to_csv(index=False, float_format="%.6g")
+
     wanted = {}
     for rank, rate, seed in RUNS:
         wanted[STORED / f"rank{rank}-rate{rate:g}-seed{seed}.csv"] = (rank, rate, seed)

@@ -20,10 +20,12 @@ def fill(runs: Mapping[Path, tuple], make: Callable[..., str]) -> None:
     """
     missing = [path for path in runs if not path.exists()]
     names = [path.stem for path in missing]
-    print("missing:", ", ".join(names) or "nothing", flush=True)
+    listed = ", ".join(names) or "nothing"
+    print("missing:", listed, flush=True)
     for path in missing:
         print(f"── {path.stem}", flush=True)
-        write_text(path, make(*runs[path]))
+        text = make(*runs[path])
+        write_text(path, text)
 
 
 def stored(folder: str | Path, **kinds: type) -> pd.DataFrame:

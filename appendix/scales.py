@@ -26,17 +26,30 @@ def run(seed: int) -> str:
     tuned = tuning.tune(rows, masks.SETTINGS, masks.STEPS, seed)
     pairs = gemma.adapted_modules(tuned.model).values()
     trained = [np.asarray(pair["b"].get_value()) for pair in pairs]
+
     table = []
     for scale in SCALES:
         for pair, b in zip(pairs, trained, strict=True):
             pair["b"].set_value(scale * b)  # A times a scaled B is the scaled correction
         passed = tuning.passes(tuned.model, tuned.mesh)
-        table.append({"seed": seed, "scale": scale, "steps": masks.STEPS,
-                      "problems": len(passed), "greedy": int(passed[:, 0].sum())})
-        print(*table[-1].values(), flush=True)
+        row = {"seed": seed,
+               "scale": scale,
+               "steps": masks.STEPS,
+               "problems": len(passed),
+               "greedy": int(passed[:, 0].sum())}
+        table.append(row)
+        print(*row.values(), flush=True)
     return pd.DataFrame(table).to_csv(index=False)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Make the runs that are missing."""
     train.keep_compilations()
-    runs.fill({STORED / f"{seed}.csv": (seed,) for seed in masks.SEEDS}, run)
+    wanted = {}
+    for seed in masks.SEEDS:
+        wanted[STORED / f"{seed}.csv"] = (seed,)
+    runs.fill(wanted, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,9 +16,18 @@ from helpers import style
 from tpu_time import report
 from tpu_time.clock import Prediction
 
-COLORS = dict(zip(parts.PARTS, (
-    style.BLUE, style.SKY, style.GREEN, style.ORANGE, style.PURPLE, style.YELLOW, style.GREY,
-    style.BLACK, "#D0D0D0"), strict=True))
+COLORS = {  # of `parts.PARTS`
+    "MLP": style.BLUE,
+    "output matrix": style.SKY,
+    "projections": style.GREEN,
+    "attention": style.ORANGE,
+    "LoRA": style.PURPLE,
+    "norms": style.YELLOW,
+    "conversions": style.GREY,
+    "optimizer": style.BLACK,
+    "other": "#D0D0D0",
+}
+assert tuple(COLORS) == parts.PARTS
 WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",
          "waits: all-reduce": "#FDAE6B", "waits: collective-permute": "#FDD0A2",
          "waits: all-to-all": "#FDD0A2", "waits: copy": "#FEE6CE"}
@@ -31,30 +40,42 @@ ALL = "all together"
 
 def legend(fig: Figure, colors: Mapping[str, str]) -> None:
     """A legend of coloured patches beside the axes: {label: color}."""
-    patches = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
+    patches = []
+    for color in colors.values():
+        patches.append(plt.Rectangle((0, 0), 1, 1, color=color))
     fig.legend(patches, colors, loc="outside right", fontsize=8)
 
 
-def draw_trace(found: Prediction, name: str, title: str) -> None:
+def place_labels(ax: Axes, labels: Sequence[str]) -> None:
+    """Label the bars of a figure that go down from 0: the first at the top."""
+    places = [-place for place in range(len(labels))]
+    ax.set_yticks(places, labels)
+
+
+def draw_trace(prediction: Prediction, name: str, title: str) -> None:
     """The lanes of a prediction: what the chip computes, what it waits for, what's on the links."""
     fig, ax = style.figure(11, 2.4)
     parts_seen = set()
-    for event in found.events:
+    for event in prediction.events:
         if event.track == "wait":
             color = WAITING
         else:
             color = COLORS.get(event.part, style.GREY)
             parts_seen.add(event.part)
         lane, _ = report.TRACKS[event.track]
-        milliseconds = (1e3 * event.start, 1e3 * event.seconds)
-        ax.broken_barh([milliseconds], (-lane - 0.4, 0.8), color=color, lw=0)
+        start = 1e3 * event.start
+        duration = 1e3 * event.seconds
+        bottom = -lane - 0.4
+        ax.broken_barh([(start, duration)], (bottom, 0.8), color=color, lw=0)
+
     lanes = dict(report.TRACKS.values())
     ax.set_yticks([-lane for lane in lanes], lanes.values())
-    busy = found.compute / found.clock
+    busy = prediction.compute / prediction.clock
     ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")
     ax.grid(axis="y", visible=False)
     shown = {part: color for part, color in COLORS.items() if part in parts_seen}
-    legend(fig, shown | {"waits for the links": WAITING})
+    shown["waits for the links"] = WAITING
+    legend(fig, shown)
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
 
 
@@ -67,14 +88,20 @@ def draw_memory(table: pd.DataFrame) -> None:
         width = table[column].fillna(0)
         ax.barh(places, width, left=left, color=color, label=label)
         left += width
+
     limit = table.limit_gib.iloc[0]
     refused = table.args_gib.isna()
     needed = table.hbm_gib.fillna(1.08 * limit)[refused]  # the compiler doesn't always say how much
-    ax.barh(places[refused], needed, color="white", edgecolor=style.GREY, hatch="///",
-            label="refused")
+    ax.barh(
+        places[refused],
+        needed,
+        color="white",
+        edgecolor=style.GREY,
+        hatch="///",
+        label="refused")
     ax.axvline(limit, color=style.BLACK, lw=1)
-    ax.annotate(f"limit {limit:.1f} GiB ", (limit, places[0] + 0.45), fontsize=9, va="bottom",
-                ha="right")
+    above_all = (limit, places[0] + 0.45)
+    ax.annotate(f"limit {limit:.1f} GiB ", above_all, fontsize=9, va="bottom", ha="right")
     ax.set_yticks(places, table.recipe)
     ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
     ax.grid(axis="y", visible=False)
@@ -91,18 +118,22 @@ def draw_road(road: Sequence[tuple[str, float, float]]) -> None:
     fig, ax = style.figure(9, 1.4 + 0.7 * (len(road) + 1))
     _, first, _ = road[0]
     _, _, last = road[-1]
-    for place, (_, start, end) in enumerate(road):
+    labels, factors = [], []
+    for place, (label, start, end) in enumerate(road):
         color = style.GREEN if end > start else style.RED
         _draw_stretch(ax, place, start, end, first, color)
+        labels.append(label)
+        factors.append(end / start)
     _draw_stretch(ax, len(road), first, last, first, style.BLUE)
-    labels = [label for label, _, _ in road]
-    ax.set_yticks([-place for place in range(len(road) + 1)], [*labels, ALL])
-    longest, start, end = max(road, key=lambda stretch: stretch[2] / stretch[1])
-    ax.set(xscale="log", xlim=(0.9, 1.4 * last / first),
+    place_labels(ax, [*labels, ALL])
+
+    longest = labels[np.argmax(factors)]
+    right_end = 1.4 * last / first
+    ax.set(xscale="log", xlim=(0.9, right_end),
            xlabel=f"times the published real tokens per second ({first:,.0f})",
-           title=f"The longest stretch is {longest}: {end / start:.1f} of "
+           title=f"The longest stretch is {longest}: {max(factors):.1f} of "
            f"{last / first:.1f} times the published speed")
-    ticks = [tick for tick in TICKS if tick < 1.4 * last / first]
+    ticks = [tick for tick in TICKS if tick < right_end]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
     ax.axvline(1, color=style.GREY, lw=1)
@@ -113,9 +144,11 @@ def draw_road(road: Sequence[tuple[str, float, float]]) -> None:
 def _draw_stretch(ax: Axes, place: int, start: float, end: float, first: float,
                   color: str) -> None:
     """One bar of the road from `start` to `end`, in units of `first`, with its factor beside it."""
-    ax.barh(-place, (end - start) / first, left=start / first, color=color, height=0.6)
-    ax.annotate(f"x {end / start:.2f}", (max(start, end) / first, -place), xytext=(4, 0),
-                textcoords="offset points", va="center", fontsize=9)
+    width = (end - start) / first
+    ax.barh(-place, width, left=start / first, color=color, height=0.6)
+    right_end = (max(start, end) / first, -place)
+    ax.annotate(f"x {end / start:.2f}", right_end, xytext=(4, 0), textcoords="offset points",
+                va="center", fontsize=9)
 
 
 def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
@@ -125,16 +158,17 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
     order = list(colors)
     large = set()  # parts that can be seen in some bar, for the legend
     labels = []
-    for place, (recipe, found) in enumerate(predictions.items()):
-        sums = steps.parts_of(recipe, found).groupby("part").seconds.sum()
+    for place, (recipe, prediction) in enumerate(predictions.items()):
+        seconds = steps.parts_of(recipe, prediction).groupby("part").seconds
+        sums = seconds.sum()
         left = 0.0
         for part in sorted(sums.index, key=order.index):
-            if sums[part] > 0.002 * found.clock:
+            if sums[part] > 0.002 * prediction.clock:
                 large.add(part)
             ax.barh(-place, sums[part], left=left, color=colors[part], height=0.75)
             left += sums[part]
         labels.append(f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)")
-    ax.set_yticks([-place for place in range(len(predictions))], labels)
+    place_labels(ax, labels)
     ax.set(title="One micro-step, by part of the model", xlabel="seconds")
     ax.grid(axis="y", visible=False)
     legend(fig, {part: color for part, color in colors.items() if part in large})
@@ -143,12 +177,15 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
 
 def draw_anchors(rows: pd.DataFrame) -> None:
     """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25 %."""
-    rows = rows[rows.predicted_ms != ""].astype({"measured_ms": float, "predicted_ms": float})
+    rows = rows[rows.predicted_ms != ""]
+    rows = rows.astype({"measured_ms": float, "predicted_ms": float})
     fig, ax = style.figure(7, 5)
-    ends = np.array([rows.measured_ms.min() / 2, rows.measured_ms.max() * 2])
+    shortest, longest = rows.measured_ms.min(), rows.measured_ms.max()
+    ends = np.array([shortest / 2, longest * 2])
     for share, alpha in ((0.25, 0.15), (0.10, 0.3)):
-        ax.fill_between(ends, ends * (1 - share), ends * (1 + share), color=style.GREY, alpha=alpha,
-                        lw=0, label=f"within {share:.0%}")
+        low, high = ends * (1 - share), ends * (1 + share)
+        ax.fill_between(ends, low, high, color=style.GREY, alpha=alpha, lw=0,
+                        label=f"within {share:.0%}")
     ax.plot(ends, ends, color=style.BLACK, lw=1, label="equal")
     colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
     kinds = rows.slice.str.split("-").str[0]

@@ -1,10 +1,10 @@
 """The steps that notebook 08 compiles: recipes, how they lower, a row of the table, its columns.
 
 A *recipe* is one configuration of a training step of Gemma 4. `lower_ours` and `lower_published`
-trace it, `compile_recipe` asks the TPU's compiler, `measure` and `columns_of` make a row of data/dryrun/
-of what it says (data/dryrun/README.md explains the columns). What its time depends on is kept beside it, so
-that a time can be predicted again without compiling. `compiler.start` and `compiler.register` come
-first where something is compiled.
+trace it, `compile_recipe` asks the TPU's compiler, `measure` and `columns_of` make a row of
+data/dryrun/ of what it says (data/dryrun/README.md explains the columns). What its time depends on
+is kept beside it, so that a time can be predicted again without compiling. `compiler.start` and
+`compiler.register` come first where something is compiled.
 """
 
 import dataclasses
@@ -15,9 +15,11 @@ import json
 import lzma
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +27,19 @@ import optax
 import pandas as pd
 import qwix
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
-from tunix.models.gemma4.model import RematConfig
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from pandas.io.formats.style import Styler
+from tunix.models.gemma4.model import Gemma4, ModelConfig, RematConfig
 from tunix.sft import peft_trainer
 from tunix.sft import utils as sft_utils
 
-from appendix import quantized
 from appendix.parts import part_of
-from helpers import gemma, programs, train
+from helpers import gemma, programs, quantized, train
 from helpers.run import phase, write_text
 from tables import architecture
 from tables.hardware import SLICES
 from tpu_time import clock, compiler, fit, links, report, tape
+from tpu_time.clock import Prediction
 
 FOLDER = Path("data/dryrun")
 RANK, ALPHA = 64, 64.0         # 03's at size 31b, and the published ones
@@ -89,6 +92,7 @@ E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="10
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
              loss="1024", base_dtype="nf4")
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8")
+FREE = replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2)  # Kaggle lends that slice
 ELSEWHERE = [
     replace(E2B, topology="v6e-1"),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
@@ -101,7 +105,7 @@ ELSEWHERE = [
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     NF4, INT8, replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
-    replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2),
+    FREE,
     replace(NF4, topology="v5e-8", micro_batches=1, micro_batch=2),
     replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
             sequence_length=4096, loss="2048", remat="BLOCK"),
@@ -111,10 +115,11 @@ ELSEWHERE = [
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
 # What 03 takes where a slice is meant for a size (`stored.settings_here`).
-AS_03_RUNS = [OURS, ROWS, *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
+AS_03_RUNS = [OURS, ROWS, FREE,
+              *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
 
 
-def real_tokens(recipe):
+def real_tokens(recipe: Recipe) -> float:
     """Real tokens of what was compiled, all its micro-batches: positions, less padding."""
     rows = recipe.micro_batches * recipe.micro_batch
     return rows * recipe.sequence_length * recipe.fill
@@ -123,9 +128,14 @@ def real_tokens(recipe):
 # ── the steps ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def model_config(recipe):
+def config_file(size: str) -> str:
+    """The stored config of a real model."""
+    return f"data/configs/gemma4_{size}.json"
+
+
+def model_config(recipe: Recipe) -> ModelConfig:
     """Tunix's config of the real model, from data/configs/; fewer layers if asked."""
-    config = gemma.config_from_hf(f"data/configs/gemma4_{recipe.size}.json")
+    config = gemma.config_from_hf(config_file(recipe.size))
     config.dtype = jnp.dtype(recipe.compute_dtype)
     if recipe.layers:  # the last ones of the pattern: a full-attention layer is among them
         config.num_layers = recipe.layers
@@ -133,72 +143,105 @@ def model_config(recipe):
     return config
 
 
-def mesh_of(recipe, config):
+def mesh_of(recipe: Recipe, config: ModelConfig) -> Mesh:
     """The mesh of a recipe, of devices that nobody owns."""
-    shape = tuple(map(int, recipe.mesh.split("x"))) if recipe.mesh else None
+    shape = None
+    if recipe.mesh:
+        fsdp, tp = recipe.mesh.split("x")
+        shape = (int(fsdp), int(tp))
     return gemma.make_mesh(config, shape, devices=compiler.devices_of(recipe.topology))
 
 
-def settings_of(recipe, fsdp):
+def settings_of(recipe: Recipe, fsdp: int) -> train.Settings:
     """03's settings for a recipe on a mesh with so many parts of fsdp."""
     return train.Settings(
-        rank=recipe.rank, alpha=ALPHA, rows_per_step=recipe.micro_batches * recipe.micro_batch,
-        rows_per_device=recipe.micro_batch // fsdp, dtype=recipe.compute_dtype, remat=recipe.remat,
+        rank=recipe.rank,
+        alpha=ALPHA,
+        rows_per_step=recipe.micro_batches * recipe.micro_batch,
+        rows_per_device=recipe.micro_batch // fsdp,
+        dtype=recipe.compute_dtype,
+        base_dtype=recipe.base_dtype,
+        int8_products=recipe.int8_products,
+        remat=recipe.remat,
         attention_block=recipe.attention_block)
 
 
-def shapes_of(recipe, fsdp):
+def shapes_of(recipe: Recipe, fsdp: int) -> programs.Shapes:
     """The shapes of 03's programs for a recipe, as `programs.shapes_of` says them."""
-    return programs.shapes_of(settings_of(recipe, fsdp), fsdp, recipe.sequence_length,
-                              int(recipe.loss), HELD_OUT, PROMPTS)
+    cfg = settings_of(recipe, fsdp)
+    trained = int(recipe.loss)
+    return programs.shapes_of(cfg, fsdp, recipe.sequence_length, trained, HELD_OUT, PROMPTS)
 
 
-def recipe_for(cfg, size, topology, length, trained):
+def recipe_for(cfg: train.Settings, size: str, topology: str, length: int,
+               trained: int) -> Recipe:
     """The recipe, but for its label, of the step that 03 runs with these settings on a slice.
 
     Args:
-      cfg: a `train.Settings`.
+      cfg: 03's settings.
       size, topology: of the model, and of the slice.
       length, trained: tokens of a row, and how many of them are trained at most.
     """
-    config = architecture.read_config(f"data/configs/gemma4_{size}.json")
+    config = architecture.read_config(config_file(size))
     most_tp = architecture.choose_mesh(config, SLICES[topology].chips)
-    mesh = cfg.mesh or most_tp
-    micro_batches, rows = train.micro_batches_of(cfg, mesh[0])
-    return Recipe("", topology, size, "03", micro_batches, rows, length, cfg.remat, cfg.dtype,
-                  str(trained), attention_block=cfg.attention_block,
-                  mesh="" if tuple(mesh) == most_tp else "x".join(map(str, mesh)), rank=cfg.rank)
+    fsdp, tp = cfg.mesh or most_tp
+    mesh = "" if (fsdp, tp) == most_tp else f"{fsdp}x{tp}"
+    micro_batches, rows = train.micro_batches_of(cfg, fsdp)
+    return Recipe(
+        recipe="",
+        topology=topology,
+        size=size,
+        micro_batches=micro_batches,
+        micro_batch=rows,
+        sequence_length=length,
+        remat=cfg.remat,
+        compute_dtype=cfg.dtype,
+        loss=str(trained),
+        attention_block=cfg.attention_block,
+        base_dtype=cfg.base_dtype or "bfloat16",
+        int8_products=cfg.int8_products,
+        mesh=mesh,
+        rank=cfg.rank)
 
 
-def stored_step(cfg, size, topology, length, trained):
+def stored_step(cfg: train.Settings, size: str, topology: str, length: int,
+                trained: int) -> dict[str, str] | None:
     """The stored row of exactly that step, or None."""
-    wanted = key_of(dataclasses.asdict(recipe_for(cfg, size, topology, length, trained)))[1:]
+    if cfg.targets != gemma.TARGETS:
+        return None
+    recipe = recipe_for(cfg, size, topology, length, trained)
+    wanted = _configuration(dataclasses.asdict(recipe))
     for row in stored_rows(FOLDER / f"{topology}_{size}.csv"):
-        if cfg.targets == gemma.TARGETS and key_of(row | dict.fromkeys(versions(), ""))[1:] == wanted:
+        if _configuration(row) == wanted:
             return row
     return None
 
 
-def model_of(recipe, mesh, config, program="step"):
+def _configuration(row: Mapping[str, object]) -> list[str]:
+    """What a row was compiled from, without the recipe's label."""
+    _, *fields = Recipe.__dataclass_fields__
+    return [str(row.get(name, "")) for name in fields]
+
+
+def model_of(recipe: Recipe, mesh: Mesh, config: ModelConfig, program: str = "step") -> Gemma4:
     """The abstract model that one of 03's programs is given: with adapters, but for the first."""
     base = quantized.abstract_base(config, mesh, recipe.base_dtype)
     config.remat_config = RematConfig[recipe.remat]
     if program == "answers before":
         return base
     cfg = settings_of(recipe, mesh.shape["fsdp"])
-    provider = quantized.provider(recipe.base_dtype, cfg.rank, cfg.alpha,
-                                  int8_products=recipe.int8_products)
-    return programs.adapted(base, cfg, mesh, provider)
+    return programs.adapted(base, cfg, mesh)
 
 
-def lower_ours(recipe, mesh, config, program="step"):
+def lower_ours(recipe: Recipe, mesh: Mesh, config: ModelConfig,
+               program: str = "step") -> jax.stages.Lowered:
     """One of notebook 03's programs (`programs.PROGRAMS`), lowered: traced, not yet compiled."""
     fsdp = mesh.shape["fsdp"]
     model = model_of(recipe, mesh, config, program)
     return programs.lower(program, settings_of(recipe, fsdp), shapes_of(recipe, fsdp), mesh, model)
 
 
-def lower_published(recipe, mesh, config):
+def lower_published(recipe: Recipe, mesh: Mesh, config: ModelConfig) -> jax.stages.Lowered:
     """The published script's micro-step, an eighth of its optimizer step, lowered as Tunix does.
 
     Tunix's trainer as it comes: stock LoRA by the script's own pattern, gradients averaged by
@@ -207,35 +250,54 @@ def lower_published(recipe, mesh, config):
     provider = qwix.LoraProvider(module_path=PUBLISHED_MODULES, rank=RANK, alpha=ALPHA)
 
     def adapt(model):
-        return qwix.apply_lora_to_model(model, provider, jnp.ones((1, 2), jnp.int32),
-                                        attention_mask=jnp.ones((1, 2, 2), bool), rngs=nnx.Rngs(0))
+        tokens = jnp.ones((1, 2), jnp.int32)
+        attention = jnp.ones((1, 2, 2), bool)
+        return qwix.apply_lora_to_model(model, provider, tokens, attention_mask=attention,
+                                        rngs=nnx.Rngs(0))
 
     def model_input(rows):
         real = rows.input_tokens != 0
-        return {"input_tokens": rows.input_tokens, "input_mask": rows.input_mask,
+        return {"input_tokens": rows.input_tokens,
+                "input_mask": rows.input_mask,
                 "positions": sft_utils.build_positions_from_mask(real),
                 "attention_mask": sft_utils.make_causal_attn_mask(real)}
 
-    model = gemma.place(nnx.eval_shape(adapt, gemma.abstract_base(config, mesh)), mesh)
+    base = gemma.abstract_base(config, mesh)
+    model = gemma.place(nnx.eval_shape(adapt, base), mesh)
     config.remat_config = RematConfig[recipe.remat]
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
+    optimizer = optax.adamw(schedule, weight_decay=0.001)
+
     shape = (recipe.micro_batch, recipe.sequence_length)
     spec = NamedSharding(mesh, PartitionSpec("fsdp"))
-    batch = peft_trainer.TrainingInput(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spec),
-                                       jax.ShapeDtypeStruct(shape, bool, sharding=spec))
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spec)
+    is_trained = jax.ShapeDtypeStruct(shape, bool, sharding=spec)
+    batch = peft_trainer.TrainingInput(tokens, is_trained)
     with mesh:
-        return lower_tunix(model, mesh, optax.adamw(schedule, weight_decay=0.001), model_input,
-                           batch, micro_batches=8)
+        return lower_tunix(model, mesh, optimizer, model_input, batch, micro_batches=8)
 
 
-def lower_tunix(model, mesh, rule, model_input, batch, micro_batches=None):
-    """The step of Tunix's own trainer for an abstract model and batch, lowered."""
-    trainers, options = [], peft_trainer.TrainingConfig(
-        eval_every_n_steps=1, gradient_accumulation_steps=micro_batches)
+def lower_tunix(model: nnx.Module, mesh: Mesh, rule: optax.GradientTransformation,
+                model_input: Callable[[Any], dict[str, Any]], batch: Any,
+                micro_batches: int | None = None) -> jax.stages.Lowered:
+    """The step of Tunix's own trainer for an abstract model and batch, lowered.
+
+    Args:
+      model: abstract, with its adapters.
+      mesh: on which it lies.
+      rule: the optimizer.
+      model_input: makes the model's arguments of a batch.
+      batch: abstract arrays.
+      micro_batches: whose gradients are averaged before the optimizer moves; None: of one.
+    """
+    options = peft_trainer.TrainingConfig(eval_every_n_steps=1,
+                                          gradient_accumulation_steps=micro_batches)
+    trainers = []  # `eval_shape` returns the optimizer alone
 
     def build(model):
-        trainers.append(peft_trainer.PeftTrainer(model, rule, options))
-        return trainers[0].optimizer
+        trainer = peft_trainer.PeftTrainer(model, rule, options)
+        trainers.append(trainer)
+        return trainer.optimizer
 
     optimizer = gemma.place(nnx.eval_shape(build, model), mesh)  # abstract, like the model
     trainer = trainers[0].with_gen_model_input_fn(model_input)
@@ -243,7 +305,7 @@ def lower_tunix(model, mesh, rule, model_input, batch, micro_batches=None):
     return step.lower(model, optimizer, batch).lowered  # JAX's own, not NNX's
 
 
-def lower(recipe):
+def lower(recipe: Recipe) -> jax.stages.Lowered:
     """The step of a recipe, lowered."""
     config = model_config(recipe)
     mesh = mesh_of(recipe, config)
@@ -252,7 +314,7 @@ def lower(recipe):
     return lower_ours(recipe, mesh, config)
 
 
-def compile_recipe(recipe):
+def compile_recipe(recipe: Recipe) -> tuple[jax.stages.Compiled | None, str, float]:
     """Compile one recipe; returns (program or None, the compiler's refusal, CPU seconds).
 
     A program that needs more HBM than the chip has is refused: that is a row of the table, too.
@@ -260,13 +322,24 @@ def compile_recipe(recipe):
     compiler.register()
     lowered = lower(recipe)
     start = time.process_time()
+    program, refusal = compiled_or_refused(lowered)
+    return program, refusal, time.process_time() - start
+
+
+def compiled_or_refused(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled | None, str]:
+    """(program, ""), or (None, what the compiler says) where the chip's memory is too small."""
     try:
-        program, refusal = lowered.compile(), ""
+        return lowered.compile(), ""
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        program, refusal = None, str(error)
-    return program, refusal, time.process_time() - start
+        return None, str(error)
+
+
+def gib_asked_for(refusal: str) -> float | None:
+    """GiB that a refused program needed; None where the compiler doesn't say it."""
+    needed = re.search(r"(?:Used |temporaries \()([\d.]+)G", refusal)
+    return float(needed[1]) if needed else None
 
 
 # ── a row of the table ────────────────────────────────────────────────────────────────────────────
@@ -278,151 +351,195 @@ PREDICTED = ("unknown_share", "seconds_predicted", "seconds_compute", "seconds_e
              "tokens_per_second_predicted", "clock")
 
 
-def versions():
+def versions() -> dict[str, str]:
     """What the numbers depend on."""
-    names = {"jax": "jax", "flax": "flax", "tunix": "google-tunix", "qwix": "qwix"}
-    return ({short: metadata.version(name) for short, name in names.items()}
-            | {"libtpu": compiler.version()})
+    installed = {}
+    for short, name in (("jax", "jax"), ("flax", "flax"), ("tunix", "google-tunix"),
+                        ("qwix", "qwix")):
+        installed[short] = metadata.version(name)
+    return installed | {"libtpu": compiler.version()}
 
 
-def slice_of(recipe):
-    """The slice of a recipe as the time model sees it: its shape, and where the mesh puts partitions."""
-    piece, mesh = SLICES[recipe.topology], mesh_of(recipe, model_config(recipe))
+def slice_of(recipe: Recipe) -> links.Box:
+    """A recipe's slice as the time model sees it: its shape, and where the mesh puts partitions."""
+    piece = SLICES[recipe.topology]
+    mesh = mesh_of(recipe, model_config(recipe))
     sizes = [int(size) for size in piece.topology.split("x")]
+    if len(sizes) == 2:
+        sizes.append(1)
     places = tuple(tuple(device.coords) for device in mesh.devices.flat)
-    return links.Box(piece.kind, (*sizes, 1)[:3], places)
+    return links.Box(piece.kind, tuple(sizes), places)
 
 
-def columns_of(recipe, found):
-    """What a `program.Prediction` says, as columns; empty where too much has no known cost."""
-    row = dict.fromkeys(PREDICTED) | {"unknown_share": found.unknown_share,
-                                      "clock": clock.VERSION}
-    if found.seconds is None:
-        return row
-    return row | {"seconds_predicted": found.seconds, "seconds_compute": found.compute,
-                  "seconds_exposed": found.exposed + found.copies,
-                  "tokens_per_second_predicted": real_tokens(recipe) / found.seconds}
+def columns_of(recipe: Recipe, prediction: Prediction) -> dict[str, Any]:
+    """What a prediction says, as columns; empty where too much has no known cost."""
+    row: dict[str, Any] = dict.fromkeys(PREDICTED)
+    row["unknown_share"] = prediction.unknown_share
+    row["clock"] = clock.VERSION
+    if prediction.seconds is not None:
+        row["seconds_predicted"] = prediction.seconds
+        row["seconds_compute"] = prediction.compute
+        row["seconds_exposed"] = prediction.exposed + prediction.copies
+        row["tokens_per_second_predicted"] = real_tokens(recipe) / prediction.seconds
+    return row
 
 
-def measure(recipe, program, refusal, seconds):
+def measure(recipe: Recipe, program: jax.stages.Compiled | None, refusal: str,
+            seconds: float) -> dict[str, Any]:
     """One row of the table, from the compiler's own analyses.
 
     Memory is that of one chip: arguments (weights, adapters, optimizer state, batch), outputs that
     do not take the place of a donated argument, and temporaries, all at once. The program's own
     code comes on top and is not counted.
+
+    Args:
+      recipe, program, refusal, seconds: what was compiled, and what `compile_recipe` returned.
     """
     piece = SLICES[recipe.topology]
     limit = piece.chip.hbm / 2**30
-    row = dataclasses.asdict(recipe) | {"chips": piece.chips, "limit_gib": limit, "fits": False}
+    row: dict[str, Any] = dataclasses.asdict(recipe)
+    row |= {"chips": piece.chips, "limit_gib": limit, "fits": False}
     row |= dict.fromkeys((*COUNTED, "flops_per_chip", "real_tokens_per_step", *PREDICTED))
     if program is None:
-        needed = re.search(r"(?:Used |temporaries \()([\d.]+)G", refusal)
-        row |= {"hbm_gib": float(needed[1]) if needed else None}
+        row["hbm_gib"] = gib_asked_for(refusal)
     else:
         memory = program.memory_analysis()
         fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        sizes = [size / 2**30 for size in (memory.argument_size_in_bytes, fresh,
-                                           memory.temp_size_in_bytes)]
-        row |= dict(zip(COUNTED, (*sizes, sum(sizes)), strict=True))
-        row |= {"fits": sum(sizes) <= limit, "flops_per_chip": program.cost_analysis()["flops"],
-                "real_tokens_per_step": real_tokens(recipe)}
-    return row | {"compile_cpu_seconds": seconds} | versions() | {
-        "date": str(datetime.date.today()), "note": "" if program else "out of HBM"}
+        row["args_gib"] = memory.argument_size_in_bytes / 2**30
+        row["out_gib"] = fresh / 2**30
+        row["temp_gib"] = memory.temp_size_in_bytes / 2**30
+        row["hbm_gib"] = row["args_gib"] + row["out_gib"] + row["temp_gib"]
+        row["fits"] = row["hbm_gib"] <= limit
+        row["flops_per_chip"] = program.cost_analysis()["flops"]
+        row["real_tokens_per_step"] = real_tokens(recipe)
+    row["compile_cpu_seconds"] = seconds
+    row |= versions()
+    row["date"] = str(datetime.date.today())
+    row["note"] = "" if program else "out of HBM"
+    return row
 
 
 # ── stored rows ───────────────────────────────────────────────────────────────────────────────────
 
 
-def table_name(recipe):
+def table_name(recipe: Recipe) -> str:
     """The file that a recipe's row belongs to."""
-    return f"{recipe.topology}_{recipe.size}" + (f"_{recipe.layers}layers" if recipe.layers else "")
+    name = f"{recipe.topology}_{recipe.size}"
+    return f"{name}_{recipe.layers}layers" if recipe.layers else name
 
 
-def table_path(recipe):
+def table_path(recipe: Recipe) -> Path:
     """The same as a path."""
     return FOLDER / f"{table_name(recipe)}.csv"
 
 
-def stored(name):
+def stored(name: str) -> pd.DataFrame:
     """A table of data/dryrun/."""
     return pd.read_csv(FOLDER / f"{name}.csv", dtype={"trainer": str})
 
 
-def key_of(row):
+def key_of(row: Mapping[str, object]) -> tuple[str, ...]:
     """What must be equal for a stored row to be valid: the recipe and the versions."""
-    return tuple(str(row.get(name, "")) for name in
-                 (*Recipe.__dataclass_fields__, *versions()))
+    names = [*Recipe.__dataclass_fields__, *versions()]
+    return tuple(str(row.get(name, "")) for name in names)
 
 
-def stored_rows(path):
+def stored_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a table as text, [] if it is not there."""
-    return (pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
-            if path.exists() else [])
+    if not path.exists():
+        return []
+    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
 
 
-def kept_path(recipe):
+def kept_path(recipe: Recipe) -> Path:
     """Where a recipe's program is kept, as far as its time depends on it."""
     words = f"{table_name(recipe)} {recipe.recipe}".replace("-", "")
-    return FOLDER / "programs" / (re.sub(r"\W+", "_", words).strip("_") + ".json.xz")
+    name = re.sub(r"\W+", "_", words).strip("_")
+    return FOLDER / "programs" / f"{name}.json.xz"
 
 
-def keep(recipe, text):
+def keep(recipe: Recipe, text: str) -> None:
     """Keep a program's slice and its tape (`tape.read`)."""
-    path, where = kept_path(recipe), slice_of(recipe)
+    path = kept_path(recipe)
+    where = slice_of(recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = [where.chip, where.shape, where.coordinates, tape.to_json(tape.read(text, part_of))]
-    path.write_bytes(lzma.compress(json.dumps(held, separators=(",", ":")).encode()))
+    rows = tape.to_json(tape.read(text, part_of))
+    held = [where.chip, where.shape, where.coordinates, rows]
+    written = json.dumps(held, separators=(",", ":"))
+    path.write_bytes(lzma.compress(written.encode()))
 
 
-def predicted(recipe):
-    """The `program.Prediction` of a program that is kept, or None."""
+def predicted(recipe: Recipe) -> Prediction | None:
+    """The prediction of a program that is kept, or None."""
     path = kept_path(recipe)
     if not path.exists():
         return None
     chip, shape, places, rows = json.loads(lzma.decompress(path.read_bytes()))
-    where = links.Box(chip, tuple(shape), tuple(map(tuple, places)))
-    return clock.play(tape.from_json(rows), where)
+    coordinates = tuple(tuple(place) for place in places)
+    return clock.play(tape.from_json(rows), links.Box(chip, tuple(shape), coordinates))
 
 
-def run_table(recipes):
+def run_table(recipes: Sequence[Recipe]) -> None:
     """Compile the recipes that are not stored yet; each row is on disk as soon as it is known."""
     for number, recipe in enumerate(recipes, 1):
         wanted = key_of(dataclasses.asdict(recipe) | versions())
-        if wanted in map(key_of, stored_rows(table_path(recipe))):
+        held = [key_of(row) for row in stored_rows(table_path(recipe))]
+        if wanted in held:
             continue
         with phase(f"{number}/{len(recipes)} {recipe.topology} {recipe.size}: {recipe.recipe}",
                    every=60.0):
-            compiled = compile_recipe(recipe)
-            row = measure(recipe, *compiled)
-            if compiled[0]:
-                keep(recipe, compiled[0].as_text())
-                row |= columns_of(recipe, predicted(recipe))
+            row = _compiled_row(recipe)
         store(recipe, row)
-        compiled = None  # a program of sixty layers takes gigabytes, as will the next one
         jax.clear_caches()
         gc.collect()
 
 
-def predict_again(recipes):
+def _compiled_row(recipe: Recipe) -> dict[str, Any]:
+    """Compile a recipe and keep its program; returns its row.
+
+    The program itself lives no longer than this call: one of sixty layers takes gigabytes, as will
+    the next one.
+    """
+    program, refusal, seconds = compile_recipe(recipe)
+    row = measure(recipe, program, refusal, seconds)
+    if program:
+        keep(recipe, program.as_text())
+        prediction = predicted(recipe)
+        assert prediction is not None, "it was just kept"
+        row |= columns_of(recipe, prediction)
+    return row
+
+
+def predict_again(recipes: Iterable[Recipe]) -> None:
     """Predict the programs that are kept by the rules of today: nothing is compiled."""
     for recipe in recipes:
         for row in stored_rows(table_path(recipe)):
-            if row["recipe"] == recipe.recipe and (found := predicted(recipe)):
-                store(recipe, row | columns_of(recipe, found))
+            if row["recipe"] != recipe.recipe:
+                continue
+            prediction = predicted(recipe)
+            if prediction is not None:
+                store(recipe, row | columns_of(recipe, prediction))
 
 
-def store(recipe, row):
+def store(recipe: Recipe, row: Mapping[str, object]) -> None:
     """Put the row of a recipe into its table; one that stood there for it is replaced."""
     path = table_path(recipe)
     rows = [old for old in stored_rows(path) if old["recipe"] != recipe.recipe]
-    write_text(path, pd.DataFrame([*rows, as_text(row)]).to_csv(index=False))
+    rows.append(as_text(row))
+    write_text(path, pd.DataFrame(rows).to_csv(index=False))
 
 
-def as_text(row):
-    """A row's values as a table holds them."""
-    def text(value):
-        return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
-    return {name: text(value) for name, value in row.items()}
+def as_text(row: Mapping[str, object]) -> dict[str, str]:
+    """A row's values as a table holds them: floats with six digits, None as nothing."""
+    texts = {}
+    for name, value in row.items():
+        if value is None:
+            texts[name] = ""
+        elif isinstance(value, float):
+            texts[name] = f"{value:.6g}"
+        else:
+            texts[name] = str(value)
+    return texts
 
 
 # ── the programs beside the step ──
@@ -431,86 +548,107 @@ def as_text(row):
 OTHERS = FOLDER / "beside_the_step.csv"
 
 
-def shape_of(recipe, program, fsdp):
+def shape_of(recipe: Recipe, program: str, fsdp: int) -> str:
     """The shapes of one of 03's programs as text: part of what a row is known by."""
     shapes = shapes_of(recipe, fsdp)
     if program.startswith("answers"):
-        return f"{shapes.answers[0]} x {shapes.answers[1]}, {shapes.at_once} at once"
+        prompts, length = shapes.answers
+        return f"{prompts} x {length}, {shapes.at_once} at once"
     if program == "evaluation":
-        return " x ".join(map(str, shapes.evaluation)) + f", {shapes.trained} trained"
+        micro_batches, rows, length = shapes.evaluation
+        return f"{micro_batches} x {rows} x {length}, {shapes.trained} trained"
     return f"rank {recipe.rank}"
 
 
-def known_by(recipe, program):
+def known_by(recipe: Recipe, program: str) -> dict[str, str]:
     """What must be equal for the stored row of a program to be valid."""
-    config = architecture.read_config(f"data/configs/gemma4_{recipe.size}.json")
-    chosen = architecture.choose_mesh(config, SLICES[recipe.topology].chips)
-    fsdp = int(recipe.mesh.split("x")[0]) if recipe.mesh else chosen[0]
-    return {"topology": recipe.topology, "size": recipe.size, "recipe": recipe.recipe,
-            "program": program, "shape": shape_of(recipe, program, fsdp)} | versions()
+    if recipe.mesh:
+        fsdp = int(recipe.mesh.split("x")[0])
+    else:
+        config = architecture.read_config(config_file(recipe.size))
+        fsdp, _ = architecture.choose_mesh(config, SLICES[recipe.topology].chips)
+    known = {"topology": recipe.topology, "size": recipe.size, "recipe": recipe.recipe,
+             "program": program, "shape": shape_of(recipe, program, fsdp)}
+    return known | versions()
 
 
-def missing_programs(recipes=AS_03_RUNS):
+def missing_programs(recipes: Iterable[Recipe] = AS_03_RUNS) -> list[tuple[Recipe, str]]:
     """[(recipe, program)] of 03's programs, but for its step, that no stored row holds."""
     rows = stored_rows(OTHERS)
     missing = []
     for recipe in recipes:
         for program in programs.PROGRAMS:
+            if program == "step":
+                continue
             known = known_by(recipe, program)
-            held = any(known.items() <= row.items() for row in rows)
-            if program != "step" and not held:
+            if not any(known.items() <= row.items() for row in rows):
                 missing.append((recipe, program))
     return missing
 
 
-def run_programs(wanted):
+def run_programs(wanted: Iterable[tuple[Recipe, str]]) -> None:
     """Compile [(recipe, program)] and store a row of each as soon as it is known."""
     compiler.register()
     for recipe, program in wanted:
-        config = model_config(recipe)
-        mesh = mesh_of(recipe, config)
         start = time.process_time()
         with phase(f"{recipe.topology} {recipe.size}, {recipe.recipe}: {program}", every=60.0):
-            lowered = lower_ours(recipe, mesh, config, program)
-            row = known_by(recipe, program) | memory_of_program(lowered)
-        cfg = settings_of(recipe, mesh.shape["fsdp"])
-        beside = programs.beside(program, cfg, mesh, model_of(recipe, mesh, model_config(recipe)))
-        limit = SLICES[recipe.topology].chip.hbm / 2**30
-        total = row["hbm_gib"] + beside
-        row |= {"beside_gib": beside, "hbm_gib": total, "limit_gib": limit, "fits": total <= limit,
-                "compile_cpu_seconds": time.process_time() - start,
-                "date": str(datetime.date.today())}
-        key = known_by(recipe, program).items()
-        rows = [old for old in stored_rows(OTHERS) if not key <= old.items()]
-        write_text(OTHERS, pd.DataFrame([*rows, as_text(row)]).to_csv(index=False))
+            row = _program_row(recipe, program)
+        row["compile_cpu_seconds"] = time.process_time() - start
+        row["date"] = str(datetime.date.today())
+
+        key = known_by(recipe, program)
+        rows = [old for old in stored_rows(OTHERS) if not key.items() <= old.items()]
+        rows.append(as_text(row))
+        write_text(OTHERS, pd.DataFrame(rows).to_csv(index=False))
         jax.clear_caches()
         gc.collect()
 
 
-def memory_of_program(lowered):
+def _program_row(recipe: Recipe, program: str) -> dict[str, Any]:
+    """Compile one of 03's programs; returns its row, without what it took to make it."""
+    config = model_config(recipe)
+    mesh = mesh_of(recipe, config)
+    row: dict[str, Any] = known_by(recipe, program)
+    row |= memory_of_program(lower_ours(recipe, mesh, config, program))
+    cfg = settings_of(recipe, mesh.shape["fsdp"])
+    model = model_of(recipe, mesh, model_config(recipe))
+    row["beside_gib"] = programs.beside(program, cfg, mesh, model)
+    row["hbm_gib"] += row["beside_gib"]
+    row["limit_gib"] = SLICES[recipe.topology].chip.hbm / 2**30
+    row["fits"] = row["hbm_gib"] <= row["limit_gib"]
+    return row
+
+
+def memory_of_program(lowered: jax.stages.Lowered) -> dict[str, float | None]:
     """GiB of a chip that a lowered program takes, by the compiler; what it asked for if refused."""
-    try:
-        memory = lowered.compile().memory_analysis()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        needed = re.search(r"(?:Used |temporaries \()([\d.]+)G", str(error))
-        return {"args_gib": None, "temp_gib": None, "hbm_gib": float(needed[1])}
+    program, refusal = compiled_or_refused(lowered)
+    if program is None:
+        return {"args_gib": None, "temp_gib": None, "hbm_gib": gib_asked_for(refusal)}
+    memory = program.memory_analysis()
     fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    sizes = {"args_gib": memory.argument_size_in_bytes / 2**30,
-             "temp_gib": (memory.temp_size_in_bytes + fresh) / 2**30}
-    return sizes | {"hbm_gib": sum(sizes.values())}
+    arguments = memory.argument_size_in_bytes / 2**30
+    temporaries = (memory.temp_size_in_bytes + fresh) / 2**30
+    return {"args_gib": arguments, "temp_gib": temporaries, "hbm_gib": arguments + temporaries}
 
 
 # ── tables to look at ─────────────────────────────────────────────────────────────────────────────
 
 
-FORMS = {"fits": lambda fits: "yes" if fits else "no", "seconds_predicted": "{:.3f}",
-         "seconds_exposed": "{:.3f}", "tokens_per_second_predicted": "{:,.0f}",
-         **dict.fromkeys(COUNTED, "{:.2f}")}
+def yes_or_no(fits: bool) -> str:
+    """Does it fit?"""
+    return "yes" if fits else "no"
 
 
-def show(table, columns):
+FORMS: dict[str, str | Callable[[bool], str]] = {
+    "fits": yes_or_no,
+    "seconds_predicted": "{:.3f}",
+    "seconds_exposed": "{:.3f}",
+    "tokens_per_second_predicted": "{:,.0f}",
+    **dict.fromkeys(COUNTED, "{:.2f}"),
+}
+
+
+def show(table: pd.DataFrame, columns: Mapping[str, str]) -> Styler:
     """Columns {column: its name here} of a table, with sensible digits, to be seen."""
     forms = {name: form for name, form in FORMS.items() if name in columns}
     look = table.reset_index(drop=True).reindex(columns=list(columns)).style.hide(axis="index")
@@ -519,80 +657,96 @@ def show(table, columns):
         {"selector": ".col0", "props": "text-align: left; white-space: nowrap"}])
 
 
-def in_order(table, recipes):
+def in_order(table: pd.DataFrame, recipes: Sequence[Recipe]) -> pd.DataFrame:
     """A table's rows of these recipes, in their order."""
     order = [recipe.recipe for recipe in recipes]
-    return table[table.recipe.isin(order)].sort_values(
-        "recipe", key=lambda names: names.map(order.index), ignore_index=True)
+    rows = table[table.recipe.isin(order)]
+    return rows.sort_values("recipe", key=lambda names: names.map(order.index), ignore_index=True)
 
 
-def int8_at(found, share, peak):
+def int8_at(prediction: Prediction, share: float, peak: float) -> float:
     """Seconds of a prediction if its int8 products reached no more than a share of their peak.
 
     No anchor is a step with int8 products, and the compiler's cycles say 94 % of the peak for ours.
     What such a step waits for stays as it is.
     """
+    assert prediction.seconds is not None, "too much of this program has no known cost"
     slower = 0.0
-    for event in found.events:
+    for event in prediction.events:
         if event.track == "compute" and event.int8:
             slower += max(0.0, event.int8 / (share * peak) - event.seconds)
-    return found.seconds + slower
+    return prediction.seconds + slower
 
 
-def road(table):
+def road(table: pd.DataFrame) -> list[tuple[str, float, float]]:
     """[(label, tokens per second before, after)] along `ROAD`; packing is a step of its own."""
-    speed, found = table.set_index("recipe").tokens_per_second_predicted, []
+    speed = table.set_index("recipe").tokens_per_second_predicted
+    stretches = []
     for before, after in itertools.pairwise(ROAD):
-        start, packing = speed[before.recipe], after.fill / before.fill
+        start = speed[before.recipe]
+        packing = after.fill / before.fill
         if packing != 1:
-            found.append(("packed rows", start, start * packing))
-        found.append((ROAD[after], start * packing, speed[after.recipe]))
-    return found
+            stretches.append(("packed rows", start, start * packing))
+        stretches.append((ROAD[after], start * packing, speed[after.recipe]))
+    return stretches
 
 
-def parts_of(recipe, found):
-    """`report.profile` of a prediction; a wait is a part of its own, named by what is waited for."""
-    rows = pd.DataFrame(report.profile(found, SLICES[recipe.topology].chip))
+def parts_of(recipe: Recipe, prediction: Prediction) -> pd.DataFrame:
+    """`report.profile` of a prediction; a wait is a part of its own, named by what it waits for."""
+    rows = pd.DataFrame(report.profile(prediction, SLICES[recipe.topology].chip))
     rows["part"] = rows.part.where(rows.what == "compute", "waits: " + rows.what)
     return rows
 
 
-def show_parts(recipe, found):
-    """A `program.Prediction` in milliseconds: a row for each part and each wait, longest first.
+def show_parts(recipe: Recipe, prediction: Prediction) -> Styler:
+    """A prediction in milliseconds: a row for each part and each wait, longest first.
 
     `at its limit` is the share of a part's time that its products at the peak, or its bytes at the
     HBM's speed, would take.
     """
-    rows, tokens = parts_of(recipe, found), real_tokens(recipe)
-    table = 1e3 * rows.pivot_table(index="part", columns="direction", values="seconds",
-                                   aggfunc="sum", fill_value=0.0)
-    table = table.reindex(columns=[name for name in tape.DIRECTIONS if name in table])
+    rows = parts_of(recipe, prediction)
+    tokens = real_tokens(recipe)
+    seconds = rows.pivot_table(index="part", columns="direction", values="seconds", aggfunc="sum",
+                               fill_value=0.0)
+    directions = [name for name in tape.DIRECTIONS if name in seconds]
+    table = (1e3 * seconds).reindex(columns=directions)
     table["all"] = table.sum(axis=1)
     table["share"] = table["all"] / table["all"].sum()
     table["ms per 1,000 real tokens"] = table["all"] / tokens * 1e3
     limit = rows[rows.what == "compute"].groupby("part").at_peak.sum()
     table["at its limit"] = 1e3 * limit / table["all"]
+
     table = table.sort_values("all", ascending=False).rename_axis(index=None, columns=None)
     look = table.style.format("{:,.1f}", na_rep="")
     look = look.format("{:.0%}", na_rep="", subset=["share", "at its limit"])
-    return look.set_caption(f"{recipe.recipe}: {found.seconds:.3f} s predicted for a micro-step of "
-                            f"{tokens:,.0f} real tokens, {found.exposed:.3f} s of it waiting "
-                            "for the links")
+    return look.set_caption(
+        f"{recipe.recipe}: {prediction.seconds:.3f} s predicted for a micro-step of {tokens:,.0f} "
+        f"real tokens, {prediction.exposed:.3f} s of it waiting for the links")
 
 
-def renters_table(tokens, prices):
+def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
     """One line for each slice and base dtype: what fits, how long a whole run takes, its price.
 
     `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}.
     """
     lines = []
-    for found, price in fit.renters_rows():
-        cost = fit.run_cost(found, tokens, prices.get(found.slice, price))
-        line = {"slice": found.slice, "model": found.model, "base": found.base_dtype,
-                "fits": "yes" if found.fits else "no", "remat": found.remat,
-                "rows": f"{found.rows} x {found.row_length:,}", "GiB a chip": f"{found.total:.1f}",
-                "limit": f"{found.limit:.1f}", "from": "compiled" if found.compiled else "estimated"}
-        spent = {"real tokens/s": found.pace, "whole run, h": cost["hours_text"],
-                 "USD": cost["dollars_text"]}
-        lines.append(line | (spent if found.fits else dict.fromkeys(spent, "")))
+    for choice, usual_price in fit.renters_rows():
+        line = {"slice": choice.slice,
+                "model": choice.model,
+                "base": choice.base_dtype,
+                "fits": yes_or_no(choice.fits),
+                "remat": choice.remat,
+                "rows": f"{choice.rows} x {choice.row_length:,}",
+                "GiB a chip": f"{choice.total:.1f}",
+                "limit": f"{choice.limit:.1f}",
+                "from": "compiled" if choice.compiled else "estimated",
+                "real tokens/s": "",
+                "whole run, h": "",
+                "USD": ""}
+        if choice.fits:
+            cost = fit.run_cost(choice, tokens, prices.get(choice.slice, usual_price))
+            line["real tokens/s"] = choice.pace
+            line["whole run, h"] = cost["hours_text"]
+            line["USD"] = cost["dollars_text"]
+        lines.append(line)
     return pd.DataFrame(lines)

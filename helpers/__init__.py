@@ -14,6 +14,8 @@
     records    what 02, 03 and 04 leave for the pages after them
     weights    safetensors files too large to load
     merge      adapters added to the weights, and as PEFT stores them (04); four_bits: packed
+    own        a reader's own chats, from the file to the hub (own data)
+    report     what a run measured, as one file to send; kept: what of a run is worth keeping
 
 Importing `helpers` itself needs the standard library alone: the opening cell calls
 `helpers.machine` before anything else is there, and a page that talks HTTP to a server (05, 06, 07)
@@ -28,5 +30,6 @@ from helpers.style import show_source
 
 __all__ = [
     "Progress", "UserError", "catch_up", "changed", "choose", "machine", "phase", "read_json",
-    "require",
-    "run_dir", "same_size", "sha256_file", "show_source", "size", "write_json", "write_text"]
+    "require", "run_dir", "same_size", "sha256_file", "show_source", "size", "write_json",
+    "write_text",
+]

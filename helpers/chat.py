@@ -55,9 +55,10 @@ def load_tokenizer(path: Any) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise UserError(f"No tokenizer could be loaded from {path}: {str(error).splitlines()[0]}"
-                        ) from error
-    if not {TURN, TURN_END} <= special_ids(tokenizer).keys() or tokenizer.bos_token is None:
+        why = str(error).splitlines()[0]
+        raise UserError(f"No tokenizer could be loaded from {path}: {why}") from error
+    knows_turns = {TURN, TURN_END} <= special_ids(tokenizer).keys()
+    if not knows_turns or tokenizer.bos_token is None:
         raise UserError(f"The tokenizer at {path} lacks {TURN}, {TURN_END} or <bos>: it is not "
                         "Gemma 4's. Gemma 3 and older have other turn tokens.")
     if not tokenizer.chat_template:
@@ -77,8 +78,11 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def stop_ids(tokenizer: Any) -> set[int]:
-    """Ids after which nobody wants more of an answer: `<eos>`, `<turn|>` and, where a model that
-    called a tool waits for the result, `<|tool_response>`."""
+    """Ids after which nobody wants more of an answer.
+
+    They're `<eos>`, `<turn|>` and `<|tool_response>`, where a model that called a tool waits for
+    the result.
+    """
     special = special_ids(tokenizer)
     stops = {tokenizer.eos_token_id, special[TURN_END]}
     if RESULT in special:
@@ -88,7 +92,8 @@ def stop_ids(tokenizer: Any) -> set[int]:
 
 def template_sha256(tokenizer: Any) -> str:
     """SHA-256 of the chat template: another template is another training set."""
-    return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()
+    template = tokenizer.get_chat_template()
+    return hashlib.sha256(template.encode()).hexdigest()
 
 
 # ── Text to ids ──
@@ -96,6 +101,7 @@ def template_sha256(tokenizer: Any) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _text_encoder(tokenizer: Any) -> Any:
+    """A copy of a tokenizer's encoder that knows no control tokens."""
     encoder = copy.deepcopy(tokenizer.backend_tokenizer)
     encoder.encode_special_tokens = True  # text that spells a control token stays text
     return encoder
@@ -103,8 +109,9 @@ def _text_encoder(tokenizer: Any) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """What finds every control token in a text; in a group, so that `split` keeps the tokens."""
     longest_first = sorted(special_ids(tokenizer), key=len, reverse=True)
-    any_token = "|".join(map(re.escape, longest_first))
+    any_token = "|".join(re.escape(token) for token in longest_first)
     return re.compile(f"({any_token})")
 
 
@@ -116,13 +123,15 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 def _encode_pieces(tokenizer: Any, rows: list[list[Piece]]) -> list[list[int]]:
     """Ids of each row of pieces; a text that several rows share is encoded once."""
-    places: dict[str, int] = {}
+    texts = []
     for row in rows:
         for piece in row:
             if not piece.control:
-                places.setdefault(piece.text, len(places))
-    plain = encode_texts(tokenizer, list(places))
+                texts.append(piece.text)
+    unique = list(dict.fromkeys(texts))
+    ids_of_text = dict(zip(unique, encode_texts(tokenizer, unique), strict=True))
     special = special_ids(tokenizer)
+
     encoded = []
     for row in rows:
         ids: list[int] = []
@@ -130,7 +139,7 @@ def _encode_pieces(tokenizer: Any, rows: list[list[Piece]]) -> list[list[int]]:
             if piece.control:
                 ids.append(special[piece.text])
             else:
-                ids += plain[places[piece.text]]
+                ids += ids_of_text[piece.text]
         encoded.append(ids)
     return encoded
 
@@ -172,12 +181,16 @@ def _template_pieces(
 ) -> list[Piece]:
     """What the chat template writes: its control tokens and, between them, plain text."""
     pattern = _control_pattern(tokenizer)
-    tools = chat[0].get("tools") if chat else None
+    tools = None
+    if chat:
+        tools = chat[0].get("tools")
     messages = []
     for message in chat:
         if not isinstance(message["content"], str):
             raise UserError("Every message needs a `content` that is a string.")
-        messages.append({key: message[key] for key in FOR_THE_TEMPLATE if key in message})
+        seen = {key: message[key] for key in FOR_THE_TEMPLATE if key in message}
+        messages.append(seen)
+
     marker = _unused_marker([messages, tools])
     text = tokenizer.apply_chat_template(
         _break_up(messages, pattern, marker),
@@ -186,6 +199,7 @@ def _template_pieces(
         add_generation_prompt=generation_prompt,
         enable_thinking=thinking,
     )
+
     pieces = []
     control = False
     for part in pattern.split(text):  # plain text and control tokens by turns
@@ -197,7 +211,9 @@ def _template_pieces(
 
 def _unused_marker(written: Any) -> str:
     """A character that stands nowhere in a structure of dicts and lists."""
-    letters = set().union(*_strings(written))
+    letters: set[str] = set()
+    for text in _strings(written):
+        letters.update(text)
     return next(marker for marker in MARKERS if marker not in letters)
 
 
@@ -217,17 +233,27 @@ def _strings(value: Any) -> Iterator[str]:
 def _break_up(value: Any, pattern: re.Pattern[str], marker: str) -> Any:
     """The same structure, where nothing that somebody wrote looks like a control token."""
     if isinstance(value, str):
-        while pattern.search(value):  # a second time where two tokens overlap
-            value = pattern.sub(lambda match: match[0][0] + marker + match[0][1:], value)
-        return value
+        return _break_up_text(value, pattern, marker)
     if isinstance(value, dict):
         broken = {}
         for key, inner in value.items():
-            broken[_break_up(key, pattern, marker)] = _break_up(inner, pattern, marker)
+            broken_key = _break_up(key, pattern, marker)
+            broken[broken_key] = _break_up(inner, pattern, marker)
         return broken
     if isinstance(value, list):
         return [_break_up(inner, pattern, marker) for inner in value]
     return value
+
+
+def _break_up_text(text: str, pattern: re.Pattern[str], marker: str) -> str:
+    """A text with the marker after the first letter of each control token that's spelled in it."""
+    def broken(match: re.Match[str]) -> str:
+        token = match[0]
+        return token[0] + marker + token[1:]
+
+    while pattern.search(text):  # a second time where two tokens overlap
+        text = pattern.sub(broken, text)
+    return text
 
 
 def _check_tools(pieces: list[Piece], messages: list[Message], tools: list[Any] | None) -> None:
@@ -247,11 +273,18 @@ def _check_tools(pieces: list[Piece], messages: list[Message], tools: list[Any] 
 
 
 def _check_prompt(tokenizer: Any, ids: list[int], thinking: bool) -> None:
+    """Refuse a template whose prompts we can't train with.
+
+    Raises:
+      UserError: `<bos>` isn't there once, at the start, or there's no room for a thought.
+    """
     bos = tokenizer.bos_token_id
-    if ids[:1] != [bos] or ids.count(bos) != 1:
-        raise UserError(f"The chat template gives {ids.count(bos)} {tokenizer.bos_token} instead "
+    count = ids.count(bos)
+    if count != 1 or ids[0] != bos:
+        raise UserError(f"The chat template gives {count} {tokenizer.bos_token} instead "
                         "of one at the start. Use the template that came with the checkpoint.")
-    if thinking and ids[-1] == special_ids(tokenizer).get(CHANNEL_END):
+    closes_thought = ids[-1] == special_ids(tokenizer).get(CHANNEL_END)
+    if thinking and closes_thought:
         raise UserError("This chat template closes the thought channel even with "
                         "enable_thinking=True, so reasoning cannot be trained with it.")
 
@@ -275,6 +308,9 @@ def render(tokenizer: Any, messages: Chat) -> tuple[list[int], list[bool]]:
       result, where the model never wrote it;
     - if the last message has its `reasoning`, which goes into the thought channel, those that stand
       without theirs: they would teach not to think. Calls since the last question keep theirs.
+
+    Raises:
+      UserError: as for `render_chats`.
     """
     return render_chats(tokenizer, [messages])[0]
 
@@ -282,36 +318,51 @@ def render(tokenizer: Any, messages: Chat) -> tuple[list[int], list[bool]]:
 def render_chats(
     tokenizer: Any, chats: Sequence[Chat]
 ) -> list[tuple[list[int], list[bool]]]:
-    """`render` for many chats at once: a list of (ids, mask)."""
-    for chat in chats:
-        if len(chat) < 2 or chat[-1]["role"] != "assistant":
+    """`render` for many chats at once: a list of (ids, mask).
+
+    Raises:
+      UserError: a chat doesn't end with an answer, or the chat template can't be trained with.
+    """
+    asked = []
+    thinking = []
+    for messages in chats:
+        if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise UserError("A training chat must end with an `assistant` message after a prompt.")
-    asked = [chat[:-1] for chat in chats]
-    thinking = [bool(chat[-1].get("reasoning")) for chat in chats]
+        asked.append(messages[:-1])
+        thinks = bool(messages[-1].get("reasoning"))
+        thinking.append(thinks)
     prompts = render_prompts(tokenizer, asked, thinking)
+
     answers = []
-    for chat, prompt in zip(chats, prompts, strict=True):
+    for messages, prompt in zip(chats, prompts, strict=True):
         is_open = _thought_is_open(tokenizer, prompt)
-        answers.append(_answer_pieces(tokenizer, chat[-1], is_open))
+        pieces = _answer_pieces(tokenizer, messages[-1], is_open)
+        answers.append(pieces)
     targets = _encode_pieces(tokenizer, answers)
+
     rows = []
-    for messages, thinks, prompt, target in zip(asked, thinking, prompts, targets, strict=True):
-        mask = _stored_answers(tokenizer, prompt, messages, thinks)
+    for before, thinks, prompt, target in zip(asked, thinking, prompts, targets, strict=True):
+        mask = _stored_answers(tokenizer, prompt, before, thinks)
         mask += [True] * len(target)
         rows.append((prompt + target, mask))
     return rows
 
 
 def render_all(tokenizer: Any, chats: Sequence[Chat]) -> list[list[np.ndarray]]:
-    """Token ids and masks of all chats, two lists with an array for each, with its progress."""
+    """`render_chats` in parts, with its progress.
+
+    Returns:
+      Two lists with an array for each chat: its token ids (int32), and its mask (bool).
+    """
     progress = Progress(len(chats), "rendering")
-    all_ids, all_masks = [], []
-    for place in range(0, len(chats), 500):
-        part = render_chats(tokenizer, chats[place:place + 500])
-        for ids, mask in part:
+    all_ids = []
+    all_masks = []
+    for first in range(0, len(chats), 500):
+        rows = render_chats(tokenizer, chats[first:first + 500])
+        for ids, mask in rows:
             all_ids.append(np.array(ids, np.int32))
             all_masks.append(np.array(mask))
-        progress.update(len(part))
+        progress.update(len(rows))
     return [all_ids, all_masks]
 
 
@@ -329,27 +380,33 @@ def _thought_is_open(tokenizer: Any, prompt: list[int]) -> bool:
 def _answer_pieces(tokenizer: Any, message: Message, thought_is_open: bool) -> list[Piece]:
     """What the model writes after the prompt: thought, text, calls, and the token that ends it."""
     pieces = []
-    if reasoning := message.get("reasoning"):
-        if thought_is_open:
-            pieces.append(Piece(f"{reasoning}\n", control=False))
-        else:
+    reasoning = message.get("reasoning")
+    if reasoning:
+        thought = f"{reasoning}\n"
+        if not thought_is_open:
             pieces.append(Piece(CHANNEL, control=True))
-            pieces.append(Piece(f"thought\n{reasoning}\n", control=False))
+            thought = f"thought\n{reasoning}\n"
+        pieces.append(Piece(thought, control=False))
         pieces.append(Piece(CHANNEL_END, control=True))
+
     pieces.append(Piece(message["content"], control=False))
-    if not message.get("tool_calls"):
-        return [*pieces, Piece(TURN_END, control=True)]
-    return [*pieces, *_call_pieces(tokenizer, message), Piece(RESULT, control=True)]
+    end = TURN_END
+    if message.get("tool_calls"):
+        pieces += _call_pieces(tokenizer, message)
+        end = RESULT
+    pieces.append(Piece(end, control=True))
+    return pieces
 
 
 def _call_pieces(tokenizer: Any, message: Message) -> list[Piece]:
-    """The calls of a message as the template writes them."""
+    """The calls of a message as the template writes them, in a chat with nothing else in it."""
     asked = {"role": "user", "content": "x"}
     calling = {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}
     pieces = _template_pieces(tokenizer, [asked, calling], thinking=False, generation_prompt=False)
     first = pieces.index(Piece(CALL, control=True))
     last = len(pieces) - 1
-    while pieces[last] != Piece(CALL_END, control=True):
+    call_end = Piece(CALL_END, control=True)
+    while pieces[last] != call_end:
         last -= 1
     return pieces[first:last + 1]
 
@@ -373,7 +430,7 @@ def _stored_answers(
 
 
 def _trained_messages(messages: Chat, thinking: bool) -> list[bool]:
-    """For each of the model's messages: is it trained?"""
+    """For each of the model's messages: is it trained? An empty list where none is."""
     last_question = 0
     for place, message in enumerate(messages):
         if message["role"] == "user":
@@ -385,7 +442,8 @@ def _trained_messages(messages: Chat, thinking: bool) -> list[bool]:
         if message["content"] and message.get("tool_calls"):
             return []
         learned = message.get("train", True)
-        if thinking and (place < last_question or not message.get("reasoning")):
+        stands_without_thought = place < last_question or not message.get("reasoning")
+        if thinking and stands_without_thought:
             learned = False
         trained.append(learned)
     return trained
@@ -402,7 +460,7 @@ def _written_by_the_model(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int,
         if number != special[TURN]:
             continue
         first = start + 1
-        header = ""
+        header = ""  # says whose turn it is
         while len(header) < len(MODEL_HEADER) and first < len(ids):
             first += 1
             header = tokenizer.decode(ids[start + 1:first])
@@ -413,16 +471,25 @@ def _written_by_the_model(tokenizer: Any, ids: list[int]) -> Iterator[tuple[int,
 def _messages_of_a_turn(
     ids: list[int], first: int, special: dict[str, int]
 ) -> Iterator[tuple[int, int]]:
-    """The model's messages in one turn of its own, which goes on after each tool's result."""
+    """(first, end) of the model's messages in one turn, which goes on after each tool's result."""
+    turn_end = special[TURN_END]
+    result = special.get(RESULT)
     place = first
     while place < len(ids):
-        if ids[place] == special[TURN_END]:
+        number = ids[place]
+        if number == turn_end:
             yield first, place + 1
             return
-        if ids[place] != special.get(RESULT):
+        if number == result:
+            yield first, place + 1
+            first = _after_results(ids, place, special)
+            place = first
+        else:
             place += 1
-            continue
-        yield first, place + 1
-        while place < len(ids) and ids[place] == special[RESULT]:  # one result after the other
-            place = ids.index(special[RESULT_END], place) + 1
-        first = place
+
+
+def _after_results(ids: list[int], place: int, special: dict[str, int]) -> int:
+    """Where the model goes on: after the tool's result at `place` and those right behind it."""
+    while place < len(ids) and ids[place] == special[RESULT]:
+        place = ids.index(special[RESULT_END], place) + 1
+    return place

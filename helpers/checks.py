@@ -18,7 +18,12 @@ Check = tuple[bool, str]
 
 
 def check_space(folder: str | Path, free_gb: float, need_gb: float) -> Check:
-    """The checkpoint is staged in TMPDIR before it is loaded."""
+    """Is there room in TMPDIR? The checkpoint is staged there before it's loaded.
+
+    Args:
+      folder: TMPDIR.
+      free_gb, need_gb: gigabytes that are free there, and that the checkpoint takes.
+    """
     if free_gb >= need_gb:
         return True, f"{free_gb:.0f} GB free for {need_gb:g} GB"
     return False, (f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB. "
@@ -26,17 +31,18 @@ def check_space(folder: str | Path, free_gb: float, need_gb: float) -> Check:
 
 
 def check_slice(machine: hardware.Hardware, slices: Sequence[str]) -> Check:
-    """The machine is one of the slices that this size is for, and its chips are free."""
+    """Is this machine one of the slices that the size is for, and are its chips free?"""
     if not slices:
         return True, f"{machine}; none is needed"
     if machine.slice in slices and not machine.trouble:
-        return True, f"{machine}"
-    trouble = machine.trouble or f"a {' or '.join(slices)} is needed"
+        return True, str(machine)
+    wanted = " or ".join(slices)
+    trouble = machine.trouble or f"a {wanted} is needed"
     return False, f"{machine}: {trouble}"
 
 
 def check_devices(count: int, kind: str, chips: int, last_words: str = "") -> Check:
-    """JAX must see every TPU chip; without one, a CPU will do.
+    """Does JAX see every TPU chip? Without any, a CPU will do.
 
     Args:
       count, kind: the devices that JAX sees.
@@ -56,10 +62,14 @@ def check_devices(count: int, kind: str, chips: int, last_words: str = "") -> Ch
 
 
 def check_icarus(first_line: str) -> Check:
-    """Icarus 11 and 12 judge the answers; verilog-eval's benches do not support 13."""
+    """Is this Icarus 11 or 12? They judge the answers; verilog-eval's benches don't support 13.
+
+    Args:
+      first_line: what `iverilog -V` prints first; "" without Icarus.
+    """
     version = re.search(r"version (\d+)", first_line)
-    if version and int(version.group(1)) in (11, 12):
-        return True, first_line.split(" (")[0]
+    if version and version[1] in ("11", "12"):
+        return True, first_line.partition(" (")[0]
     return False, (f"Icarus Verilog 11 or 12 is needed, found: {first_line or 'none'}. "
                    "Run: sudo apt-get install -y iverilog")
 
@@ -86,14 +96,15 @@ def count_devices(timeout: float = 600.0) -> Devices:
     Args:
       timeout: seconds. One host of a larger slice waits for the others as long as they take.
     """
+    command = [sys.executable, "-c", ASK_JAX]
     try:
-        child = subprocess.run([sys.executable, "-c", ASK_JAX], capture_output=True, text=True,
-                               timeout=timeout)
+        child = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         trouble = f"nothing in {timeout:.0f} s. Does every host of this slice run the script?"
         return Devices(0, "none", "none", trouble)
     if child.returncode == 0:
-        return Devices(*json.loads(child.stdout.splitlines()[-1]))
+        last_line = child.stdout.splitlines()[-1]
+        return Devices(*json.loads(last_line))
     lines = child.stderr.strip().splitlines() or ["nothing"]
     return Devices(0, "none", "none", lines[-1][:400])
 
@@ -114,7 +125,8 @@ def look(checkpoint_gb: float, slices: Sequence[str]) -> tuple[dict[str, Check],
       checkpoint_gb: room that the base model needs in `TMPDIR`.
       slices: what this machine may be; () needs no TPU.
     """
-    folder, machine = tempfile.gettempdir(), hardware.here()
+    folder = tempfile.gettempdir()
+    machine = hardware.here()
     free_gb = shutil.disk_usage(folder).free / 1e9
     chips = 0
     if machine.accelerator == "tpu":

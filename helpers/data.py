@@ -1,6 +1,7 @@
-"""Rows of any form become training examples, and training is held apart from evaluation.
+"""Turns rows of any form into training examples, and keeps training apart from evaluation.
 
-02 shows how rows become training chats and explains it; 00 uses the same functions.
+02 shows how rows become training chats and explains it; 00 uses the same functions. Most functions
+here give a pair of a value and a problem. The problem is the reason why a row is dropped, or "".
 """
 
 import gzip
@@ -17,7 +18,8 @@ from helpers import tools
 from helpers.run import UserError, local_path
 from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
 
-FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+FENCE_OPENS = re.compile(r"^[ \t]*```[^\n`]*\n", re.MULTILINE)
+FENCE_CLOSES = re.compile(r"^[ \t]*```[ \t]*$", re.MULTILINE)
 MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
 # The forms of a row, by the columns that it must have.
 FORMS = {
@@ -73,7 +75,7 @@ def read_rows(source: str) -> Any:
     place = Path(source).expanduser()
     if not place.exists():
         if source.endswith((".jsonl", ".gz")) or local_path(source):
-            raise UserError(f"{source} is no file or folder here.")
+            raise UserError(f"{source} isn't a file or folder here.")
         return _hub_rows(source)
     files = [place]
     if place.is_dir():
@@ -95,9 +97,12 @@ def _is_data(path: Path) -> bool:
 
 
 def _content(path: Path) -> bytes:
+    """The bytes of a file, unpacked if they're packed."""
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        return content
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
 
@@ -111,17 +116,21 @@ def _rows_of(content: bytes) -> list[Any]:
             whole = None
         if isinstance(whole, list):
             return whole
-    return [line.text if line.problem else line.value for line in json_lines(content)]
+    rows = []
+    for line in json_lines(content):
+        rows.append(line.text if line.problem else line.value)
+    return rows
 
 
 def _hub_rows(source: str) -> Any:
+    """The training split of a dataset on the hub, by `name:configuration@revision`."""
     from datasets import load_dataset  # here: it takes seconds, and files need none of it
     name, _, revision = source.partition("@")
     name, _, configuration = name.partition(":")
     try:
         return load_dataset(name, configuration or None, split="train", revision=revision or None)
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} is no file or folder here, and the hub gives no dataset of that "
+        raise UserError(f"{source} isn't a file or folder here, and the hub has no dataset of that "
                         f"name: {error}") from error
 
 
@@ -129,7 +138,11 @@ def _hub_rows(source: str) -> Any:
 
 
 def form_of(row: Row) -> str:
-    """Which form a row has, by the columns that it fills; "" if none that we know."""
+    """Which form a row has, by the columns that it fills; "" if none that we know.
+
+    A row without a filled form gets the first one whose columns it has at all, so that the reason
+    for dropping it can name the column that's empty.
+    """
     empty_form = ""
     for form, columns in FORMS.items():
         if not row.keys() >= set(columns):
@@ -137,19 +150,22 @@ def form_of(row: Row) -> str:
         values = [row[column] for column in columns]
         if None not in values and [] not in values:
             return form
-        empty_form = empty_form or form
-    return empty_form  # a reason will name the column
+        if not empty_form:
+            empty_form = form
+    return empty_form
 
 
 def to_messages(row: Row) -> tuple[list[Row], str]:
     """(messages, problem) of a row in chat, ShareGPT, Alpaca or completion form, unchecked."""
     form = form_of(row)
     if form in ("chat", "ShareGPT"):
-        messages, problem = _messages_of_turns(row, FORMS[form][0])
+        [column] = FORMS[form]
+        messages, problem = _messages_of_turns(row, column)
     else:
         messages, problem = _question_and_answer(row, form)
     if problem:
         return [], problem
+
     if _opens_with_system(messages) and _blank(messages[0]["content"]):
         del messages[0]
     system = row.get("system")
@@ -160,6 +176,7 @@ def to_messages(row: Row) -> tuple[list[Row], str]:
 
 
 def _messages_of_turns(row: Row, column: str) -> tuple[list[Row], str]:
+    """(messages, problem) of a row that has its chat as a list in one column."""
     turns = row[column]
     if not isinstance(turns, list):
         return [], f"{column} is not a list of objects"
@@ -172,16 +189,19 @@ def _messages_of_turns(row: Row, column: str) -> tuple[list[Row], str]:
 
 
 def _question_and_answer(row: Row, form: str) -> tuple[list[Row], str]:
-    asks, answers = FORMS[form]
-    texts = {asks: row[asks], answers: row[answers]}
-    question = row[asks]
+    """(messages, problem) of a row that has a question in one column, and its answer in another."""
+    question_column, answer_column = FORMS[form]
+    question = row[question_column]
+    answer = row[answer_column]
+    texts = {question_column: question, answer_column: answer}
+
     more = row.get("input")
     if form == "Alpaca" and not _blank(more):
         texts["input"] = more
         question = f"{question}\n\n{more}"
     messages = [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": row[answers]},
+        {"role": "assistant", "content": answer},
     ]
     return messages, text_problem(texts)
 
@@ -200,6 +220,7 @@ def _message(turn: Row) -> Row:
 
 
 def _first_of(turn: Row, names: Sequence[str]) -> Any:
+    """The value under the first of several names that has one."""
     for name in names:
         if turn.get(name) is not None:
             return turn[name]
@@ -207,6 +228,7 @@ def _first_of(turn: Row, names: Sequence[str]) -> Any:
 
 
 def _blank(value: Any) -> bool:
+    """Is it nothing, or a text of spaces alone?"""
     if isinstance(value, str):
         value = value.strip()
     return not value
@@ -225,24 +247,41 @@ def split_response(response: str) -> tuple[str, str, str]:
     if not closed:
         return "", "", "unfinished reasoning"
     inside = _inside_answer_tags(rest)
-    codes = FENCE.findall(inside)
+    codes = _fenced_codes(inside)
     if len(codes) > 1:
         return "", "", "several code fences"
+    if not codes and "```" in inside:
+        return "", "", "unfinished code fence"
     if not codes:
-        kind = "unfinished" if "```" in inside else "no"
-        return "", "", f"{kind} code fence"
-    if not MODULE.search(codes[0]):
+        return "", "", "no code fence"
+
+    [code] = codes
+    if not MODULE.search(code):
         return "", "", "no module in the fence"
-    code = codes[0].strip("\n").rstrip()
+    code = code.strip("\n").rstrip()
     return reasoning, f"```verilog\n{code}\n```", ""
+
+
+def _fenced_codes(text: str) -> list[str]:
+    """What stands in the closed code fences of a text. The time grows with its length alone."""
+    codes = []
+    place = 0
+    while opening := FENCE_OPENS.search(text, place):
+        closing = FENCE_CLOSES.search(text, opening.end())
+        if not closing:  # nor is there one for any later opening
+            break
+        codes.append(text[opening.end():closing.start()])
+        place = closing.end()
+    return codes
 
 
 def _inside_answer_tags(text: str) -> str:
     """What the last <answer> holds, or the whole text; in code the tags are a comment's letters."""
     spans = fences(text)
     first = 0
-    for opening in places_outside(text, "<answer>", spans):
-        first = opening + len("<answer>")
+    openings = places_outside(text, "<answer>", spans)
+    if openings:
+        first = openings[-1] + len("<answer>")
     for closing in places_outside(text, "</answer>", spans):
         if closing >= first:
             return text[first:closing]
@@ -265,6 +304,7 @@ def clean_chat(messages: Sequence[Row], functions: Sequence[Row] = ()) -> tuple[
     problem = tools.order_problem(complete) or tools.name_results(complete)
     if problem:
         return None, problem
+
     cleaned = []
     for message in complete:
         kept, problem = _clean_message(message)
@@ -299,23 +339,38 @@ def _clean_answer(message: Row) -> tuple[Row, str]:
     calls = message["tool_calls"]
     if calls and _blank(content):
         content = ""
-    elif problem := text_problem({"assistant message": content}):
-        return {}, problem
-    reasoning, answer, closed = split_thought(content)
+    else:
+        problem = text_problem({"assistant message": content})
+        if problem:
+            return {}, problem
+
+    thought, answer, closed = split_thought(content)
     answer = answer.strip()
     if not closed:
         return {}, "unfinished reasoning"
     if not answer and not calls:
         return {}, "empty answer"
-    for key in reversed(REASONING):
-        reasoning = message.get(key) or reasoning
-    if reasoning and (problem := text_problem({"reasoning": reasoning})):
+    reasoning, problem = _reasoning_of(message, thought)
+    if problem:
         return {}, problem
+
     trained, problem = _is_trained(message)
     kept = {"role": "assistant", "content": answer, "reasoning": reasoning, "train": trained}
     if calls:
         kept["tool_calls"] = calls
     return kept, problem
+
+
+def _reasoning_of(message: Row, thought: str) -> tuple[Any, str]:
+    """(reasoning, problem) of an answer: from a key of its own, else the thought in its text."""
+    reasoning: Any = thought
+    for key in REASONING:
+        if message.get(key):
+            reasoning = message[key]
+            break
+    if not reasoning:
+        return reasoning, ""
+    return reasoning, text_problem({"reasoning": reasoning})
 
 
 def _is_trained(message: Row) -> tuple[bool, str]:
@@ -335,14 +390,16 @@ def _example(messages: Sequence[Row], functions: Sequence[Row]) -> Row:
     """The example of a chat that ends with a trained answer; see `clean`."""
     *before, last = messages
     questions = [place for place, message in enumerate(before) if message["role"] == "user"]
+    last_question = questions[-1]
     for place, message in enumerate(before):
         if message["role"] != "assistant":
             continue
         if message["train"]:
             del message["train"]  # only what isn't trained says so
         reasoning = message.pop("reasoning")
-        if reasoning and "tool_calls" in message and place > questions[-1]:
+        if reasoning and "tool_calls" in message and place > last_question:
             message["reasoning"] = reasoning  # the template writes it into the turn that goes on
+
     first_question = before[questions[0]]
     example = {
         "prompt": first_question["content"],
@@ -371,10 +428,13 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
     form = form_of(row)
     if not form:
         return None, _no_form(row)
-    clean_form = _clean_codev if form == "CodeV-R1" else _clean_any
-    example, problem = clean_form(row)
+    if form == "CodeV-R1":
+        example, problem = _clean_codev(row)
+    else:
+        example, problem = _clean_any(row)
     if example is None or problem:
         return None, problem
+
     if need_reasoning and not example["reasoning"]:
         return None, "no reasoning"
     example["unused"] = _unused(row, form)
@@ -383,13 +443,15 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
 
 
 def _no_form(row: Row) -> str:
+    """Why a row without a known form can't be used, with its columns."""
     if row.keys() >= {"chosen", "rejected"}:
         return "a preference (chosen and rejected), not an answer to learn"
-    columns = ", ".join(sorted(map(str, row)))
+    columns = ", ".join(sorted(str(name) for name in row))
     return f"no form that we know: {columns or 'no columns'}"
 
 
 def _clean_codev(row: Row) -> tuple[Row | None, str]:
+    """(example, problem) of a row in CodeV-R1's form."""
     prompt = row["prompt"]
     response = row["response"]
     problem = text_problem({"prompt": prompt, "response": response})
@@ -406,6 +468,7 @@ def _clean_codev(row: Row) -> tuple[Row | None, str]:
 
 
 def _clean_any(row: Row) -> tuple[Row | None, str]:
+    """(example, problem) of a row in any other form."""
     messages, problem = to_messages(row)
     if problem:
         return None, problem
@@ -419,6 +482,11 @@ def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -
     """A training chat: the prompt, and the model's answer with or without its reasoning.
 
     Its first message carries the `tools` of a chat with tools.
+
+    Args:
+      example: from `clean`.
+      system: a sentence that opens a chat without a system message of its own; None or "": none.
+      reasoning: "stripped", or "kept".
     """
     messages = [dict(message) for message in example["before"]]
     answer = {"role": "assistant", "content": example["answer"]}
@@ -429,9 +497,12 @@ def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -
     else:
         for message in messages:
             message.pop("reasoning", None)
+
     functions = example.get("tools")
-    if (system or functions) and not _opens_with_system(messages):
-        messages.insert(0, {"role": "system", "content": system or ""})
+    needs_opening = bool(system or functions)  # tools stand in the system message
+    if needs_opening and not _opens_with_system(messages):
+        opening = {"role": "system", "content": system or ""}
+        messages.insert(0, opening)
     if functions:
         messages[0]["tools"] = functions
     return [*messages, answer]
@@ -447,18 +518,24 @@ def _unused(row: Row, form: str) -> list[str]:
     for name, value in row.items():
         if name not in used and value not in NOTHING:
             unused.append(f"column {name}")
-    if form not in ("chat", "ShareGPT"):
-        return unused
-    messages, _ = _messages_of_turns(row, FORMS[form][0])
-    for message in messages:
-        role = message.pop("role")
-        del message["content"]
-        used = MORE_KEYS.get(role, ())
-        for key, value in message.items():
-            if key in WEIGHTS and not value:
-                continue  # an answer's is used; and nothing else is trained in any case
-            if key not in used and value not in NOTHING:
-                unused.append(f"{key} of {role} messages")
+    if form in ("chat", "ShareGPT"):
+        [column] = FORMS[form]
+        messages, _ = _messages_of_turns(row, column)
+        for message in messages:
+            unused += _unused_keys(message)
+    return unused
+
+
+def _unused_keys(message: Row) -> list[str]:
+    """Keys of one message that say something and that we don't use."""
+    role = message["role"]
+    used = ("role", "content", *MORE_KEYS.get(role, ()))
+    unused = []
+    for key, value in message.items():
+        if key in WEIGHTS and not value:
+            continue  # an answer's is used; and nothing else is trained in any case
+        if key not in used and value not in NOTHING:
+            unused.append(f"{key} of {role} messages")
     return unused
 
 
@@ -472,14 +549,24 @@ def _odd(example: Row) -> list[str]:
             answers.append(content)
             if content and "tool_calls" in message:
                 odd.append("text beside an earlier call, so only the last answer is trained")
-        elif message["role"] != "tool" and (rendered := RENDERED.search(content)):
-            odd.append(f"a prompt holds {rendered[0]}: it was rendered before, for some model")
+        elif message["role"] != "tool":
+            rendered = RENDERED.search(content)
+            if rendered:
+                odd.append(f"a prompt holds {rendered[0]}: it was rendered before, for some model")
     answers.append(example["answer"])
     for answer in answers:
-        if end := ENDS.search(answer):
-            odd.append(f"an answer ends in {end[1]}, which is trained as letters")
-        if "<think>" in answer or "</think>" in answer:
-            odd.append("an answer holds a <think> tag, which is trained as letters")
+        odd += _odd_in_answer(answer)
+    return odd
+
+
+def _odd_in_answer(answer: str) -> list[str]:
+    """What looks like a control token in an answer, and isn't one."""
+    odd = []
+    end = ENDS.search(answer)
+    if end:
+        odd.append(f"an answer ends in {end[1]}, which is trained as letters")
+    if "<think>" in answer or "</think>" in answer:
+        odd.append("an answer holds a <think> tag, which is trained as letters")
     return odd
 
 
@@ -497,8 +584,8 @@ def remarks(examples: Sequence[Row]) -> list[str]:
         counts: Counter[str] = Counter()
         for example in examples:
             counts.update(set(example[kind]))
-        counted = [f"{remark} ({count:,})" for remark, count in sorted(counts.items())]
-        if counted:
+        if counts:
+            counted = [f"{remark} ({count:,})" for remark, count in sorted(counts.items())]
             lines.append(f"{opening}: {'; '.join(counted)}")
     return lines
 
@@ -515,7 +602,8 @@ def _runs(words: Sequence[str], n: int) -> set[tuple[str, ...]]:
     """Every run of n words."""
     runs = set()
     for first in range(len(words) - n + 1):
-        runs.add(tuple(words[first:first + n]))
+        run = tuple(words[first:first + n])
+        runs.add(run)
     return runs
 
 
@@ -533,27 +621,28 @@ def overlap(
       (places of prompts that equal one of the evaluation's but for case and spaces,
       {evaluation's name: (share of its runs of n words in the closest prompt, that place)}).
     """
-    exact_texts = set()
-    totals = {}
+    exam_texts = set()
+    runs_in_all = {}
     names_of_run: dict[tuple[str, ...], list[str]] = {}
     for name, text in evaluation.items():
         words = words_of(text)
-        exact_texts.add(tuple(words))
+        exam_texts.add(tuple(words))
         runs = _runs(words, n)
-        totals[name] = len(runs)
+        runs_in_all[name] = len(runs)
         for run in runs:
             names_of_run.setdefault(run, []).append(name)
+
     exact = set()
     closest = dict.fromkeys(evaluation, (0.0, -1))
     for place, prompt in enumerate(prompts):
         words = words_of(prompt)
-        if tuple(words) in exact_texts:
+        if tuple(words) in exam_texts:
             exact.add(place)
         shared: Counter[str] = Counter()
         for run in _runs(words, n):
             shared.update(names_of_run.get(run, ()))
         for name, count in shared.items():
-            share = count / totals[name]
+            share = count / runs_in_all[name]
             closest[name] = max(closest[name], (share, place))
     return exact, closest
 

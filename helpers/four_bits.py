@@ -3,8 +3,8 @@
 Each matrix of the language model's layers becomes three tensors: `weight_packed`, int32
 [out, in / 8] with eight numbers a word, `weight_scale`, bfloat16 [out, in / 32], and
 `weight_shape`. A weight is its number, -8 to 7, times the scale of its group of 32. Arithmetic
-stays in bfloat16: four bits save memory and the time to read it. Embedding, norms and towers are
-copied.
+stays in bfloat16, so four bits save memory and the time to read it, nothing else. Embedding, norms
+and towers are copied.
 
 `tests/test_four_bits.py` unpacks them with the library's own code
 (https://github.com/vllm-project/compressed-tensors).
@@ -40,8 +40,15 @@ METHOD: dict[str, Any] = {  # `quantization_config` of google's own gemma-4-31B-
         "group_0": {
             "targets": ["Linear"],
             "format": "pack-quantized",
-            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False,
-                        "strategy": "group", "group_size": GROUP, "actorder": None},
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "dynamic": False,
+                "strategy": "group",
+                "group_size": GROUP,
+                "actorder": None,
+            },
             "input_activations": None,
             "output_activations": None,
         },
@@ -56,9 +63,9 @@ METHOD: dict[str, Any] = {  # `quantization_config` of google's own gemma-4-31B-
 def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Four-bit numbers of some rows of a matrix.
 
-    The largest weight of a group becomes -8, whatever its sign, so a scale may be negative. That is
-    llama.cpp's Q4_0, too, and for its sake: the weights of google's `-qat-q4_0-unquantized` models
-    lie on just these steps, and come back as they were.
+    The largest weight of a group becomes -8, whatever its sign, so a scale may be negative.
+    llama.cpp's Q4_0 does the same. That's why the weights of google's `-qat-q4_0-unquantized`
+    models, which lie on just these steps, come back as they were.
 
     Args:
       rows: [m, in] in any float type; `in` is a multiple of `GROUP`.
@@ -67,26 +74,32 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       (numbers, int8 [m, in], -8 to 7; scales, bfloat16 [m, in / GROUP]).
     """
     groups = rows.astype(np.float32).reshape(len(rows), -1, GROUP)
-    place = np.abs(groups).argmax(axis=-1, keepdims=True)
+    sizes = np.abs(groups)
+    place = sizes.argmax(axis=-1, keepdims=True)
     largest = np.take_along_axis(groups, place, axis=-1)
-    scales = (largest / -8).astype(ml_dtypes.bfloat16)
+    scales = (largest / -8).astype(ml_dtypes.bfloat16)  # [m, in / GROUP, 1]
     steps = scales.astype(np.float32)
     steps[steps == 0] = 1  # a group of zeros
-    numbers = np.clip(np.rint(groups / steps), -8, 7).astype(np.int8)
+    nearest = np.rint(groups / steps)
+    numbers = np.clip(nearest, -8, 7).astype(np.int8)
     return numbers.reshape(rows.shape), scales[..., 0]
 
 
 def pack(numbers: np.ndarray) -> np.ndarray:
     """int8 [m, in], -8 to 7, as int32 [m, in / 8]: the first number is in the lowest bits."""
-    digits = (numbers + 8).astype(np.uint32).reshape(len(numbers), -1, WORD)
-    return np.bitwise_or.reduce(digits << SHIFTS, axis=-1).view(np.int32)
+    digits = (numbers + 8).astype(np.uint32)
+    words = digits.reshape(len(numbers), -1, WORD)
+    packed = np.bitwise_or.reduce(words << SHIFTS, axis=-1)
+    return packed.view(np.int32)
 
 
 def restore(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """The weights, bfloat16 [m, in], of `pack`'s words [m, in / 8] and scales [m, in / GROUP]."""
-    digits = (packed.view(np.uint32)[..., None] >> SHIFTS) & 15
-    groups = digits.astype(np.float32).reshape(*scales.shape, GROUP) - 8
-    weights = groups * scales.astype(np.float32)[..., None]
+    words = packed.view(np.uint32)[..., None]
+    digits = (words >> SHIFTS) & 15  # [m, in / 8, 8]
+    groups = digits.astype(np.float32).reshape(*scales.shape, GROUP)
+    steps = scales.astype(np.float32)[..., None]
+    weights = (groups - 8) * steps
     return weights.reshape(len(packed), -1).astype(ml_dtypes.bfloat16)
 
 
@@ -94,50 +107,57 @@ def _three_tensors(name: str, tensor: Tensor) -> tuple[dict[str, np.ndarray], fl
     """A matrix in four bits, {name: array}, and its relative error, ‖restored - W‖ / ‖W‖.
 
     Raises:
-      UserError: its rows are no multiple of `GROUP` long, or hold NaN or Inf.
+      UserError: its rows can't be cut into groups of `GROUP`, or hold NaN or Inf.
     """
     if tensor.shape[1] % GROUP:
         raise UserError(f"{name} is {list(tensor.shape)}: its rows can't be cut into groups of "
                         f"{GROUP}, so this model can't be packed into four bits. Serve merged/.")
     matrix = tensor.array()
-    words, scales = [], []
-    total = lost = 0.0
+    all_words = []
+    all_scales = []
+    total = lost = 0.0  # squared norms
     for first in range(0, len(matrix), ROWS):
         rows = matrix[first:first + ROWS].astype(np.float32)
         if not np.isfinite(rows).all():
             raise UserError(f"{tensor.file}: {name} has NaN or Inf. Run 04_merge again.")
-        numbers, steps = quantize(rows)
-        words.append(pack(numbers))
-        scales.append(steps)
-        difference = restore(words[-1], steps).astype(np.float32) - rows
+        numbers, scales = quantize(rows)
+        words = pack(numbers)
+        all_words.append(words)
+        all_scales.append(scales)
+        difference = restore(words, scales).astype(np.float32) - rows
         total += float(np.vdot(rows, rows))
         lost += float(np.vdot(difference, difference))
+
     arrays = {
-        f"{name}_packed": np.concatenate(words),
-        f"{name}_scale": np.concatenate(scales),
+        f"{name}_packed": np.concatenate(all_words),
+        f"{name}_scale": np.concatenate(all_scales),
         f"{name}_shape": np.array(matrix.shape, np.int64),
     }
-    return arrays, (lost / total) ** 0.5 if total else 0.0
+    error = 0.0
+    if total:
+        error = (lost / total) ** 0.5
+    return arrays, error
 
 
 # ── Folders ──
 
 
 def export(model: str | Path, out: str | Path) -> pd.DataFrame:
-    """Write a model folder again in four bits, a file per layer, unless `out` is current.
+    """Write a model folder again in four bits, a file for each layer, unless `out` is current.
 
     Args:
       model: a folder in bfloat16, such as `merged/`.
-      out: the folder to make; it appears when it is complete.
+      out: the folder to make; it appears when it's complete.
 
     Returns:
-      A table with a row per matrix: `tensor` and `error`, ‖restored - W‖ / ‖W‖.
+      A table with a row for each matrix: `tensor`, and `error`, ‖restored - W‖ / ‖W‖.
 
     Raises:
-      UserError: this is no Gemma 4, it is quantised already, a matrix can't be packed, or the disk
+      UserError: this isn't a Gemma 4, it's quantised already, a matrix can't be packed, or the disk
         is too small.
     """
-    model, out = Path(model), Path(out)
+    model = Path(model)
+    out = Path(out)
     config = architecture.read_config(model)
     architecture.text_config(config)  # may refuse it
     tensors = open_model(model)
@@ -146,45 +166,68 @@ def export(model: str | Path, out: str | Path) -> pd.DataFrame:
     if made["model"] == source:
         print(f"{out} is current: the same model, every file whole")
         return pd.DataFrame(made["errors"])
-    room(out.parent, sum(map(_bytes_of, tensors, tensors.values())), f"{out.name}/")
+    size = sum(_bytes_of(name, tensor) for name, tensor in tensors.items())
+    room(out.parent, size, f"{out.name}/")
+
     files = _by_layer(tensors)
     progress = Progress(len(files), "layers packed")
     errors: list[dict[str, Any]] = []
-    places: dict[str, str] = {}
+    places: dict[str, str] = {}  # {tensor: file}
     with atomic_dir(out, ours=RECORD) as folder:
         _copy_the_rest(model, folder)
         write_json(folder / "config.json", {**config, "quantization_config": METHOD})
         for number, names in enumerate(files, 1):
             file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-            arrays = {}
-            for name in names:
-                if not MATRIX.fullmatch(name):
-                    arrays[name] = tensors[name].array()
-                    continue
-                packed, error = _three_tensors(name, tensors[name])
-                arrays |= packed
-                errors.append({"tensor": name, "error": error})
-            save_file(arrays, folder / file, metadata={"format": "pt"})
-            places |= dict.fromkeys(arrays, file)
+            of_layer = {name: tensors[name] for name in names}
+            arrays, errors_of_layer = _packed(of_layer)
+            errors += errors_of_layer
+            _save_part(folder / file, arrays, places)
             progress.update()
         write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
         write_json(folder / RECORD, {"model": source, "errors": errors})
     return pd.DataFrame(errors)
 
 
+def _save_part(file: Path, arrays: dict[str, np.ndarray], places: dict[str, str]) -> None:
+    """Write one of a model's safetensors files, and add its tensors to `places`, {tensor: file}."""
+    save_file(arrays, file, metadata={"format": "pt"})
+    for name in arrays:
+        places[name] = file.name
+
+
+def _packed(tensors: dict[str, Tensor]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """({name: array} of tensors with their matrices in four bits, a row of errors for each matrix).
+
+    Raises:
+      UserError: as for `_three_tensors`.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    errors = []
+    for name, tensor in tensors.items():
+        if not MATRIX.fullmatch(name):
+            arrays[name] = tensor.array()
+            continue
+        three_tensors, error = _three_tensors(name, tensor)
+        arrays |= three_tensors
+        errors.append({"tensor": name, "error": error})
+    return arrays, errors
+
+
 def dequantize(model: str | Path, out: str | Path) -> None:
     """Write a folder of `export` again in bfloat16, with what four bits left of each weight.
 
-    Any engine loads it, so 07's judge can say what four bits cost where no four-bit kernel runs.
+    Any engine loads it. So 07's judge can say what four bits cost, even on a machine that has no
+    kernel for four bits.
 
     Args:
       model: a folder of `export`.
-      out: the folder to make; it appears when it is complete.
+      out: the folder to make; it appears when it's complete.
 
     Raises:
       UserError: `model` isn't such a folder, or the disk is too small.
     """
-    model, out = Path(model), Path(out)
+    model = Path(model)
+    out = Path(out)
     config = architecture.read_config(model)
     method = config.pop("quantization_config", None)
     if method != METHOD:
@@ -196,61 +239,74 @@ def dequantize(model: str | Path, out: str | Path) -> None:
         print(f"{out} is current: the same model, every file whole")
         return
     files = sorted({tensor.file for tensor in tensors.values()})
-    room(out.parent, 4 * sum(file.stat().st_size for file in files), f"{out.name}/")
+    size = sum(file.stat().st_size for file in files)
+    room(out.parent, 4 * size, f"{out.name}/")
+
     progress = Progress(len(files), "layers unpacked")
-    places: dict[str, str] = {}
+    places: dict[str, str] = {}  # {tensor: file}
     with atomic_dir(out, ours=RECORD) as folder:
         _copy_the_rest(model, folder)
         write_json(folder / "config.json", config)
         for file in files:
             arrays = load_file(file)
-            for name in list(arrays):
-                if name.endswith(".weight_packed"):
-                    start = name.removesuffix("_packed")
-                    arrays[start] = restore(arrays.pop(name), arrays.pop(f"{start}_scale"))
-                    del arrays[f"{start}_shape"]
-            save_file(arrays, folder / file.name, metadata={"format": "pt"})
-            places |= dict.fromkeys(arrays, file.name)
+            _save_part(folder / file.name, _unpacked(arrays), places)
             progress.update()
         write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
         write_json(folder / RECORD, {"model": source})
 
 
+def _unpacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """{name: array} of a file of `export`, with one matrix for each three tensors."""
+    result = dict(arrays)
+    for name in arrays:
+        if name.endswith(".weight_packed"):
+            matrix = name.removesuffix("_packed")
+            words = result.pop(name)
+            scales = result.pop(f"{matrix}_scale")
+            del result[f"{matrix}_shape"]
+            result[matrix] = restore(words, scales)
+    return result
+
+
 def _made(out: Path) -> dict[str, Any]:
-    """What `export` noted in a folder whose files are whole; without one, notes of no model."""
+    """What `export` noted in a folder, if its files are whole; else the notes of no model."""
     nothing = {"model": "", "errors": []}
     if not (out / RECORD).exists():
         return nothing
     try:
         open_model(out)
-        return read_json(out / RECORD)
-    except UserError:  # cut short: it is made again
+        noted = read_json(out / RECORD)
+    except UserError:  # cut short, so it's made again
         return nothing
+    return nothing | noted if isinstance(noted, dict) else nothing
 
 
 def _bytes_of(name: str, tensor: Tensor) -> int:
-    """Bytes that a tensor will take."""
-    size = tensor.stop - tensor.start
+    """Bytes that a tensor of the base will take in `export`'s folder."""
     if not MATRIX.fullmatch(name):
-        return size
+        return tensor.stop - tensor.start
     weights = tensor.shape[0] * tensor.shape[1]
-    return weights // 2 + 2 * weights // GROUP + 16
+    numbers = weights // 2
+    scales = 2 * weights // GROUP
+    return numbers + scales + 16  # and the two int64 of the shape
 
 
 def _by_layer(tensors: dict[str, Tensor]) -> list[list[str]]:
-    """The names of each layer's tensors; those of no layer come last."""
+    """The names of each layer's tensors. Those that belong to no layer come last."""
     groups: dict[float, list[str]] = defaultdict(list)
     for name in tensors:
         layer = LAYER.match(name)
-        number = float(layer[2]) if layer else float("inf")
+        number = float("inf")
+        if layer:
+            number = float(layer[2])
         groups[number].append(name)
     return [groups[number] for number in sorted(groups)]
 
 
 def _copy_the_rest(model: Path, folder: Path) -> None:
-    """Copy tokenizer, template and settings: what is neither weights, nor says where they are."""
-    ours = ("config.json", INDEX, RECORD)
+    """Copy what is neither weights nor says where they are: tokenizer, template and settings."""
+    made_anew = ("config.json", INDEX, RECORD)
     for path in sorted(model.iterdir()):
         is_weights = path.suffix in (".safetensors", ".bin", ".gguf")
-        if path.is_file() and not is_weights and path.name not in ours:
+        if path.is_file() and not is_weights and path.name not in made_anew:
             shutil.copyfile(path, folder / path.name)

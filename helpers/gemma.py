@@ -1,7 +1,8 @@
 """Gemma 4 in Tunix: config, mesh, weights, LoRA adapters and greedy text. Shared by 03, 04 and 08.
 
-Importing this file imports JAX but starts no device: notebooks call `helpers.machine` first.
-Letters in shape comments: B rows, T tokens, D embedding, V vocabulary.
+Importing this file imports JAX but starts no device, because notebooks call `helpers.machine`
+first. Letters in shape comments: B rows, T tokens, D embedding, V vocabulary, N heads of queries,
+K heads of keys and values, H numbers of a head.
 """
 
 import contextlib
@@ -9,9 +10,9 @@ import math
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from helpers.weights import Tensor, files_of, language_prefix, open_model
 from tables import architecture
 from tables.architecture import TARGETS
 
-# Fields of Tunix's `ModelConfig` and the keys of a config.json that hold the same.
+# {field of Tunix's `ModelConfig`: the key of a config.json that holds the same}
 SAME = {
     "num_embed": "vocab_size",
     "embed_dim": "hidden_size",
@@ -51,66 +52,105 @@ SAME = {
 Array: TypeAlias = jax.Array
 Arrays = dict[str, Any]  # by Tunix's names
 Prompts = Sequence[Sequence[int]]  # token ids
-Cache = dict[str, jax.Array] | None  # keys `k` and values `v`
+Cache = dict[str, jax.Array] | None  # a layer's keys `k` and values `v`
+KeysAndValues = tuple[jax.Array, jax.Array]  # [B, T, K, H] each
+AttentionResult = tuple[Cache, jax.Array, KeysAndValues]  # the second one is the output [B, T, D]
 AnyModel = TypeVar("AnyModel", bound=nnx.Module)
 KINDS = {"full": AttentionType.GLOBAL, "sliding": AttentionType.LOCAL_SLIDING}
 ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor names begin
 
 
-def config_from_hf(source: architecture.Config | str | Path, dtype: str = "bfloat16",
-                   **overrides: Any) -> ModelConfig:
+def config_from_hf(
+    source: architecture.Config | str | Path, dtype: str = "bfloat16", **overrides: Any
+) -> ModelConfig:
     """Tunix's `ModelConfig` from a Hugging Face `config.json`: 31B, 12B, E4B, E2B or tiny.
 
     Args:
       source: a directory with a config.json, the file itself, or its content as a dict.
-      dtype: of weights and of computation. Tunix's default is float32, also for bf16 weights.
-      **overrides: further `ModelConfig` fields, for example `num_layers=2`.
+      dtype: of weights and of computation. Tunix's default is float32, even for bf16 weights.
+      **overrides: more fields of `ModelConfig`, for example `num_layers=2`.
 
     Raises:
-      UserError: the file is missing, it describes no Gemma 4, or one that Tunix computes otherwise.
+      UserError: the file is missing, or it doesn't describe a Gemma 4, or it describes one that
+        Tunix would compute in another way.
     """
     text = architecture.text_config(architecture.read_config(source))
     stack = architecture.layers(text)
+    _check_order(stack)
+
     count = len(stack)
+    owning = _count_owning(stack)
+    fields = _fields_of(text, stack)
+    fields["frac_shared_layers"] = (count - owning) / count
+    fields["dtype"] = jnp.dtype(dtype)
+    fields["param_dtype"] = jnp.dtype(dtype)
+    fields.update(overrides)
+
+    config = ModelConfig(**fields)
+    if _unshared(count, config.frac_shared_layers) != owning:  # Tunix would round to another count
+        config.frac_shared_layers = (count - owning - 0.25) / count
+    by_vocabulary = (("tp", "fsdp"), None)
+    config.shd_config = replace(config.shd_config, emb_vd=by_vocabulary)
+    return config
+
+
+def _count_owning(stack: Sequence[architecture.Layer]) -> int:
+    """How many layers have keys and values of their own. They come first; the others share."""
+    return sum(layer.owns_kv for layer in stack)
+
+
+def _check_order(stack: Sequence[architecture.Layer]) -> None:
+    """Refuse an order of layers that Tunix would compute in another way.
+
+    Raises:
+      UserError: says which order it has to be.
+    """
     if stack[-1].kind != "full":
         raise UserError("the last of config.json's layer_types must be full_attention: "
                         "transformers makes it one anyway. Put the original file back.")
-    first_sharing = sum(layer.owns_kv for layer in stack)
-    origin = {"full": first_sharing - 1, "sliding": first_sharing - 2}  # in Tunix
-    for layer in stack[first_sharing:]:
-        if layer.kv_from != origin[layer.kind]:
+    owning = _count_owning(stack)
+    source = {"full": owning - 1, "sliding": owning - 2}  # where Tunix takes shared ones from
+    for layer in stack[owning:]:
+        if layer.kv_from != source[layer.kind]:
             raise UserError("the layers that share keys and values must start after a "
                             "full-attention layer: Tunix knows no other arrangement.")
-    fields = {field: text[key] for field, key in SAME.items()}
-    fields["num_layers"] = count
+
+
+def _fields_of(text: architecture.Config, stack: Sequence[architecture.Layer]) -> dict[str, Any]:
+    """{field of Tunix's `ModelConfig`: value} for the text part of a config.json.
+
+    How many layers share keys and values, and the dtypes, aren't among them.
+    """
+    fields: dict[str, Any] = {}
+    for field, key in SAME.items():
+        fields[field] = text[key]
+    fields["num_layers"] = len(stack)
     fields["attention_pattern"] = tuple(KINDS[layer.kind] for layer in stack)
-    fields["frac_shared_layers"] = (count - first_sharing) / count
+
     fields["k_eq_v_global"] = bool(text["attention_k_eq_v"])
     if not text["attention_k_eq_v"]:
         fields["num_global_kv_heads"] = None  # transformers uses it where V = K, Tunix always
     fields["per_layer_input_dim"] = text["hidden_size_per_layer_input"] or 0
     if stack[-1].mlp != stack[0].mlp:
         fields["override_kv_shared_ffw_hidden"] = stack[-1].mlp
+
     sliding = text["rope_parameters"]["sliding_attention"]
     full = text["rope_parameters"]["full_attention"]
     fields["local_base_frequency"] = _whole_if_it_is(sliding["rope_theta"])
     fields["global_base_frequency"] = _whole_if_it_is(full["rope_theta"])
     fields["global_rope_proportion"] = float(full["partial_rotary_factor"])
-    fields["dtype"] = fields["param_dtype"] = jnp.dtype(dtype)
-    config = ModelConfig(**{**fields, **overrides})
-    if _unshared(count, config.frac_shared_layers) != first_sharing:
-        config.frac_shared_layers = (count - first_sharing - 0.25) / count
-    config.shd_config = replace(config.shd_config, emb_vd=(("tp", "fsdp"), None))  # by vocabulary
-    return config
+    return fields
 
 
 def _whole_if_it_is(number: float) -> float:
     """10000 for 10000.0, as Tunix writes it."""
-    return int(number) if number == int(number) else number
+    if number == int(number):
+        return int(number)
+    return number
 
 
 def _unshared(count: int, share: float) -> int:
-    """How many layers have their own keys and values: Tunix cuts a rounded product."""
+    """How many of `count` layers have their own keys and values; Tunix rounds it down like this."""
     return int(count - share * count)
 
 
@@ -119,8 +159,11 @@ def _as_hf(config: ModelConfig) -> architecture.Config:
     pattern = config.attention_pattern or gemma4.GEMMA4_ATTENTION_PATTERN
     names = []
     for index in range(config.num_layers):
-        is_full = pattern[index % len(pattern)] == AttentionType.GLOBAL
-        names.append("full_attention" if is_full else "sliding_attention")
+        kind = pattern[index % len(pattern)]
+        if kind == AttentionType.GLOBAL:
+            names.append("full_attention")
+        else:
+            names.append("sliding_attention")
     text = {key: getattr(config, field) for field, key in SAME.items()}
     unshared = _unshared(config.num_layers, config.frac_shared_layers)
     return {
@@ -136,14 +179,18 @@ def _as_hf(config: ModelConfig) -> architecture.Config:
 
 def expected_modules(config: ModelConfig) -> list[str]:
     """Paths of the modules that LoRA must reach: 360 for the 31B, from the config alone."""
-    return [module.path for module in architecture.modules(_as_hf(config))]
+    modules = architecture.modules(_as_hf(config))
+    return [module.path for module in modules]
 
 
-def make_mesh(config: ModelConfig, shape: tuple[int, int] | None = None,
-              devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    config: ModelConfig,
+    shape: tuple[int, int] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
     """A JAX mesh with the axes `fsdp` (rows, shards of the weights) and `tp` (heads, MLP columns).
 
-    Tunix looks for it in the context: call its models `with mesh:`.
+    Tunix looks for the mesh in the context, so call its models `with mesh:`.
 
     Args:
       config: Tunix's `ModelConfig`.
@@ -151,35 +198,43 @@ def make_mesh(config: ModelConfig, shape: tuple[int, int] | None = None,
       devices: the JAX devices, or None for all of them.
 
     Raises:
-      UserError: the shape does not fit the model or the devices; the message names the reason.
+      UserError: the shape doesn't fit the model or the devices; the message names the reason.
     """
-    devices = jax.devices() if devices is None else devices
+    if devices is None:
+        devices = jax.devices()
+    count = len(devices)
     text = _as_hf(config)
-    fsdp, tp = shape or architecture.choose_mesh(text, len(devices))
-    if fsdp * tp != len(devices):
-        raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are "
-                        f"{len(devices)}.")
+    fsdp, tp = shape or architecture.choose_mesh(text, count)
+    if fsdp * tp != count:
+        raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are {count}.")
     problem = architecture.mesh_problem(text, fsdp, tp)
     if problem:
         raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
-    axis_types = (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Auto)
-    return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=axis_types, devices=devices)
+
+    automatic = jax.sharding.AxisType.Auto
+    return jax.make_mesh(
+        (fsdp, tp),
+        ("fsdp", "tp"),
+        axis_types=(automatic, automatic),
+        devices=devices,
+    )
+
+
+def is_abstract(tree: Any) -> bool:
+    """Does a tree hold shapes (`jax.ShapeDtypeStruct`) instead of arrays? Its first leaf tells."""
+    first = jax.tree.leaves(tree)[0]
+    return isinstance(first, jax.ShapeDtypeStruct)
 
 
 def on_mesh(tree: Any, mesh: Mesh) -> Any:
-    """A tree of NNX variables and arrays, each on the sharding that its variable's metadata names.
+    """Put a tree of NNX variables and arrays on a mesh.
 
-    Trailing Nones are dropped: a step returns P('fsdp'), Qwix leaves P('fsdp', None), and for JAX
-    the two are different arguments, so that without this the second step would compile again.
-    Arrays without metadata are put on every device whole, and so are dimensions of size 1: scales
-    of quantised weights carry their weights' specs. Abstract arrays (`jax.ShapeDtypeStruct`) get
-    the same shardings.
+    Each array goes where its variable's metadata says. An array without metadata goes on every
+    device whole. Abstract arrays (`jax.ShapeDtypeStruct`) get the same shardings.
     """
 
     def put(array: Any, spec: Any) -> Any:
-        axes = [None if size == 1 else axis for size, axis in zip(array.shape, spec or ())]
-        while axes and axes[-1] is None:
-            axes.pop()
+        axes = _canonical_axes(array.shape, spec or ())
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
@@ -188,9 +243,25 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(put, tree, nnx.get_partition_spec(tree))
 
 
+def _canonical_axes(shape: Sequence[int], spec: Sequence[Any]) -> list[Any]:
+    """The axes of a spec, in the one way that we spell them.
+
+    A dimension of size 1 isn't split: scales of quantised weights carry their weights' specs.
+    Trailing Nones are dropped. A step returns P('fsdp') and Qwix leaves P('fsdp', None), and for
+    JAX these are different arguments. With both, the second step would compile again.
+    """
+    axes = []
+    for size, axis in zip(shape, spec):
+        axes.append(None if size == 1 else axis)
+    while axes and axes[-1] is None:
+        axes.pop()
+    return axes
+
+
 def place(model: AnyModel, mesh: Mesh) -> AnyModel:
     """`on_mesh` for all variables of an NNX module or optimizer, in place; returns it."""
-    nnx.update(model, on_mesh(nnx.state(model), mesh))
+    state = nnx.state(model)
+    nnx.update(model, on_mesh(state, mesh))
     if not isinstance(model, nnx.Module):  # an optimizer's state has no table
         return model
     for _, module in model.iter_modules():
@@ -203,11 +274,11 @@ def place(model: AnyModel, mesh: Mesh) -> AnyModel:
 def _row_by_row(table: Any) -> Any:
     """The per-layer table of E2B and E4B [V, L layers, P] with a token's L * P numbers together.
 
-    A TPU's own choice puts the layers outermost, and every loop that looks tokens up wants the
-    tokens there. XLA then copies the table, 5 GiB of E2B's, before the loop and keeps both: on a
-    v5e chip the step of several micro-batches, the evaluation and the answers don't fit. A program
-    takes an array in the layout that it has, so it's enough to say it once, here. A CPU has it so
-    anyway.
+    A TPU on its own puts the layers outermost, but a loop that looks tokens up wants the tokens
+    there. So XLA copies the table before the loop and keeps both. E2B's table takes 5 GiB, and with
+    two of them a step of several micro-batches, the evaluation and the answers don't fit on a v5e
+    chip. A program takes an array in the layout that it has, so it's enough to set the layout once,
+    here. On a CPU nothing changes.
     """
     together = Format(Layout((0, 1, 2)), table.sharding)
     if isinstance(table, jax.ShapeDtypeStruct):
@@ -220,7 +291,8 @@ def gib(tree: Any) -> float:
     bits = 0
     for array in jax.tree.leaves(tree):
         piece = array.sharding.shard_shape(array.shape)
-        bits += math.prod(piece) * jax.dtypes.itemsize_bits(array.dtype)
+        numbers = math.prod(piece)
+        bits += numbers * jax.dtypes.itemsize_bits(array.dtype)
     return bits / 8 / 2**30
 
 
@@ -233,7 +305,7 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> Gemma4:
       mesh: from `make_mesh`.
 
     Raises:
-      UserError: there are no weights, or they are not exactly the tensors that the model has.
+      UserError: there are no weights, or they aren't exactly the tensors that the model has.
     """
     folder = remote.stage(source)
     architecture.text_config(architecture.read_config(folder))  # may refuse it
@@ -243,14 +315,18 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> Gemma4:
     stack_heads = tensor_names._make_preprocess_fn(config)
 
     def arrange(loaded: Arrays) -> Arrays:
+        """What Tunix wants of the files' tensors: heads stacked, and no variable left out."""
         stacked = jax.tree.map(np.asarray, stack_heads(loaded))
         return {**filler, **stacked}
 
     def names_of(config: ModelConfig) -> dict[str, Any]:
         """Tunix's map of names, for names that start with `prefix` and no others."""
-        own = re.escape(prefix)
-        places = tensor_names._get_key_and_transform_mapping(config)
-        return {name.replace(ANY_PREFIX, own): place for name, place in places.items()}
+        own_prefix = re.escape(prefix)
+        tunix_map = tensor_names._get_key_and_transform_mapping(config)
+        named = {}
+        for pattern, place in tunix_map.items():
+            named[pattern.replace(ANY_PREFIX, own_prefix)] = place
+        return named
 
     dtypes = {tensor.dtype for tensor in tensors.values()}  # Tunix's fast reader knows one
     mode = "auto" if len(dtypes) == 1 else "original"
@@ -270,22 +346,27 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> Gemma4:
 
 
 def _unused_weights(config: ModelConfig, prefix: str, tensors: Mapping[str, Tensor]) -> Arrays:
-    """Weights of keys and values that no layer uses: Tunix has them, not every file does."""
+    """{Tunix's name: array} of weights that the files lack, because no layer uses them.
+
+    A layer that shares keys and values has such weights of its own in Tunix. Some files have them,
+    too; others leave them out.
+    """
     filler: Arrays = {}
     for layer in architecture.layers(_as_hf(config)):
         if layer.owns_kv:
             continue
-        path = f"layers.{layer.index}"
-        theirs = f"{prefix}{path}.self_attn"
-        one_matrix = (layer.kv_heads, layer.width, layer.head_dim)
-        has_keys = f"{theirs}.k_proj.weight" in tensors
-        has_values = f"{theirs}.v_proj.weight" in tensors
-        if layer.k_is_v and not has_keys:
-            filler[f"{path}.attn.k_einsum.w"] = np.zeros(one_matrix, np.float32)
-        if not layer.k_is_v and not (has_keys and has_values):
-            filler[f"{path}.attn.kv_einsum.w"] = np.zeros((2, *one_matrix), np.float32)
-        if f"{theirs}.k_norm.weight" not in tensors:
-            filler[f"{path}.attn._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
+        in_files = f"{prefix}layers.{layer.index}.self_attn"
+        in_tunix = f"layers.{layer.index}.attn"
+        matrix = (layer.kv_heads, layer.width, layer.head_dim)
+        has_keys = f"{in_files}.k_proj.weight" in tensors
+        has_values = f"{in_files}.v_proj.weight" in tensors
+        if layer.k_is_v:
+            if not has_keys:
+                filler[f"{in_tunix}.k_einsum.w"] = np.zeros(matrix, np.float32)
+        elif not (has_keys and has_values):
+            filler[f"{in_tunix}.kv_einsum.w"] = np.zeros((2, *matrix), np.float32)
+        if f"{in_files}.k_norm.weight" not in tensors:
+            filler[f"{in_tunix}._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
     return filler
 
 
@@ -294,17 +375,18 @@ def _folder_of(files: Sequence[Path]) -> Iterator[str]:
     """A folder that holds these files and nothing else, because Tunix takes all that it finds."""
     with tempfile.TemporaryDirectory() as folder:
         for file in files:
-            (Path(folder) / file.name).symlink_to(file.resolve())
+            link = Path(folder) / file.name
+            link.symlink_to(file.resolve())
         yield folder
 
 
 @contextlib.contextmanager
 def _arrays_on_the_host() -> Iterator[None]:
-    """New arrays go into the host's memory, not onto the first chip.
+    """Inside the block, new arrays go into the host's memory, not onto the first chip.
 
-    Tunix transposes and stacks the queries, keys and values of all layers before it shards them: 10
-    GiB in the 31B, for which a chip of 16 GiB has no room beside its share of the weights. The
-    setting is JAX's global one, because Tunix's slow reader makes its arrays in threads.
+    Tunix transposes and stacks the queries, keys and values of all layers before it shards them.
+    For the 31B that's 10 GiB, and a chip of 16 GiB has no room for them beside its share of the
+    weights. We change JAX's global setting, because Tunix's slow reader makes arrays in threads.
     """
     before = jax.config.values["jax_default_device"]
     try:
@@ -325,6 +407,7 @@ class Norm(gemma4.RMSNorm):
     """Tunix's norm, named."""
 
     def __call__(self, x: Array) -> Array:
+        """x [..., D], normed."""
         with jax.named_scope("norm"):
             return super().__call__(x)
 
@@ -333,7 +416,10 @@ class Mlp(gemma4.FeedForward):
     """Tunix's MLP, named."""
 
     def block(self, x: Array) -> Array:
-        """What is computed again where rematerialisation is on, so the name stands in here."""
+        """[B, T, D] -> [B, T, D].
+
+        With rematerialisation this method is what's computed again, so the name is set inside it.
+        """
         with jax.named_scope("mlp"):
             return super().block(x)
 
@@ -341,9 +427,25 @@ class Mlp(gemma4.FeedForward):
 class Attention(gemma4.Attention):
     """Tunix's attention, named."""
 
-    def block(self, x: Array, segment_pos: Array, cache: Cache, attn_mask: Array,
-              kv_shared_cache: Cache = None) -> tuple[Cache, Array, tuple[Array, Array]]:
-        """What is computed again where rematerialisation is on, so the name stands in here."""
+    def block(
+        self,
+        x: Array,
+        segment_pos: Array,
+        cache: Cache,
+        attn_mask: Array,
+        kv_shared_cache: Cache = None,
+    ) -> AttentionResult:
+        """Attention of x [B, T, D] at the positions [B, T], under a mask [B, T, keys].
+
+        With rematerialisation this method is what's computed again, so the name is set inside it.
+
+        Args:
+          x: what the layer reads.
+          segment_pos: the tokens' positions.
+          cache: keys and values of earlier tokens; None while training.
+          attn_mask: True where a token may look.
+          kv_shared_cache: keys and values of the layer whose ones this layer shares.
+        """
         with jax.named_scope("attention"):
             return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
 
@@ -357,7 +459,7 @@ class Embedder(gemma4.Embedder):
             return super().encode(x)
 
     def encode_per_layer_input(self, x: Array, t: Array) -> Array:
-        """The second embedding, which E2B and E4B give each layer a slice of."""
+        """The second embedding of token ids t [B, T]: E2B and E4B give each layer a slice of it."""
         with jax.named_scope("embed"):
             return super().encode_per_layer_input(x, t)
 
@@ -366,28 +468,34 @@ class Projection(gemma4.Einsum):
     """A matrix of the attention, named."""
 
     def __call__(self, x: Array) -> Array:
+        """x times the matrix, by the equation that the projection was made with."""
         with jax.named_scope("projection"):
             return super().__call__(x)
 
 
-NAMED = {gemma4.RMSNorm: Norm, gemma4.FeedForward: Mlp, gemma4.Attention: Attention,
-         gemma4.Embedder: Embedder}
+NAMED = {
+    gemma4.RMSNorm: Norm,
+    gemma4.FeedForward: Mlp,
+    gemma4.Attention: Attention,
+    gemma4.Embedder: Embedder,
+}
 
 
 def _with_named_parts(model: Gemma4) -> Gemma4:
-    """The model, its parts of Tunix's classes turned into ours, in place.
+    """The model with our classes in place of Tunix's, changed in place.
 
-    A name (`jax.named_scope`) is all that ours add: it becomes part of an operation's `op_name` and
-    changes nothing in the program. There is no other way in, because Tunix's model makes its parts
-    itself. Swapping the class of an object that exists is safe here: a subclass without fields of
-    its own has the same variables under the same paths.
+    All that our classes add is a name (`jax.named_scope`). It becomes part of an operation's
+    `op_name` and changes nothing in the program. We swap the class of objects that exist, because
+    Tunix's model makes its parts itself. That's safe here: a subclass without fields of its own has
+    the same variables under the same paths.
     """
     for _, module in model.iter_modules():
         module.__class__ = NAMED.get(type(module), type(module))
     for layer in model.layers:
         for name in ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum"):
-            if hasattr(layer.attn, name):
-                getattr(layer.attn, name).__class__ = Projection
+            projection = getattr(layer.attn, name, None)
+            if projection is not None:
+                projection.__class__ = Projection
     return model
 
 
@@ -397,9 +505,11 @@ def _with_named_parts(model: Gemma4) -> Gemma4:
 def lora_a(key: Array, shape: Sequence[int], dtype: Any) -> Array:
     """Uniform within sqrt(6 / inputs), in float32 whatever the base weight's dtype is.
 
-    PEFT draws within 1 / sqrt(inputs), 2.45 times less: a learning rate of PEFT's differs here.
+    PEFT draws within 1 / sqrt(inputs), which is 2.45 times less. So a learning rate that works best
+    with PEFT needn't be the best one here.
     """
-    return jax.nn.initializers.he_uniform()(key, shape, "float32")
+    draw = jax.nn.initializers.he_uniform()
+    return draw(key, shape, "float32")
 
 
 def lora_b(key: Array, shape: Sequence[int], dtype: Any) -> Array:
@@ -408,13 +518,15 @@ def lora_b(key: Array, shape: Sequence[int], dtype: Any) -> Array:
 
 
 class _OfTheInput(qwix.PtqProvider):
-    """The base product, of the input itself and not of the copy that LoRA reads."""
+    """Multiplies the base's weight with the input itself, not with the copy that LoRA reads."""
 
     def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
+        """The base's product of nnx.Linear."""
         with jax.named_scope("base"):
             return super().dot_general(self.original(lhs), *args, **kwargs)
 
     def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
+        """The base's product of Tunix's Einsum."""
         with jax.named_scope("base"):
             return super().einsum(equation, self.original(lhs), *args, **kwargs)
 
@@ -422,16 +534,17 @@ class _OfTheInput(qwix.PtqProvider):
 class SharedInputs(qwix.LoraProvider, _OfTheInput):
     """LoRA that reads a copy of its input, one copy for all matrices with the same input.
 
-    Nothing is copied when it runs. What changes is the order in which JAX adds up the input's
-    gradient: those of the base products (gate and up; queries, keys and values) come first, next to
-    each other, and LoRA's follow. On a mesh each of the former is a sum over the chips, and XLA
-    makes one sum of two only if nothing stands between them: a third fewer reduce-scatters in the
-    backward pass (08, section 5).
+    Nothing is copied when it runs. The copy only changes the order in which JAX adds up the input's
+    gradient. The parts of the base products (gate and up; queries, keys and values) come first and
+    next to each other, and LoRA's parts follow. On a mesh each of the base's parts is a sum over
+    the chips, and XLA turns two sums into one only if nothing stands between them. That's a third
+    fewer reduce-scatters in the backward pass (08, section 5).
 
-    Both products happen under the name `lora`, the base's under `lora/base`.
+    Both products happen under the name `lora`, and the base's under `lora/base`.
     """
 
-    _pair: tuple[Any, Any] = (None, None)  # the input and its copy
+    _input: Any = None  # the last one that was copied
+    _copied: Any = None
 
     def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of nnx.Linear: the MLP matrices."""
@@ -445,42 +558,54 @@ class SharedInputs(qwix.LoraProvider, _OfTheInput):
 
     def copy(self, lhs: Array) -> Array:
         """The copy of an input; the same one for the same array."""
-        if self._pair[0] is not lhs:
-            self._pair = lhs, jnp.copy(lhs)
-        return self._pair[1]
+        if lhs is not self._input:
+            self._input = lhs
+            self._copied = jnp.copy(lhs)
+        return self._copied
 
     def original(self, lhs: Array) -> Array:
-        """What `copy` copied."""
-        return self._pair[0] if lhs is self._pair[1] else lhs
+        """The input that `copy` copied; any other array is returned as it is."""
+        if lhs is self._copied:
+            return self._input
+        return lhs
 
 
 class Float32Lora(SharedInputs):
     """Qwix's LoRA with float32 adapters beside bfloat16 weights.
 
-    Stock Qwix gives the adapters, and thereby Adam's moments, the dtype of the base weight. In
-    bfloat16 beta2 = 0.999 rounds to 1 and small updates vanish. What a layer returns keeps its
-    dtype.
+    Stock Qwix gives the adapters the dtype of the base weight, and Adam's moments get it, too. In
+    bfloat16 beta2 = 0.999 rounds to 1, and small updates vanish. The layer's result keeps the dtype
+    of its input.
     """
 
     def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of nnx.Linear, in the dtype of its input."""
-        return super().dot_general(lhs, *args, **kwargs).astype(lhs.dtype)
+        product = super().dot_general(lhs, *args, **kwargs)
+        return product.astype(lhs.dtype)
 
     def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of Tunix's Einsum, in the dtype of its input."""
-        return super().einsum(equation, lhs, *args, **kwargs).astype(lhs.dtype)
+        product = super().einsum(equation, lhs, *args, **kwargs)
+        return product.astype(lhs.dtype)
 
 
 def lora_provider(rank: int, alpha: float, targets: str = TARGETS) -> Float32Lora:
     """The provider that `inject_lora` hands to Qwix: float32 adapters, no dropout."""
-    return Float32Lora(module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
-                       lora_a_initializer=lora_a, lora_b_initializer=lora_b)
+    return Float32Lora(
+        module_path=targets,
+        rank=rank,
+        alpha=alpha,
+        dropout=0.0,
+        lora_a_initializer=lora_a,
+        lora_b_initializer=lora_b,
+    )
 
 
 class SameKey(nnx.Rngs):
-    """Random keys for abstract models, where only shapes matter: all the same, and fast to trace.
+    """Random keys for abstract models. Only shapes matter there, so all keys are the same.
 
-    Flax counts the keys it gives out, and tracing each count takes time quadratic in the layers.
+    That's fast to trace. Flax counts the keys it gives out, and tracing each count takes time that
+    grows with the square of the layers.
     """
 
     def params(self) -> Array:
@@ -489,14 +614,15 @@ class SameKey(nnx.Rngs):
 
 
 def abstract_base(config: ModelConfig, mesh: Mesh) -> Gemma4:
-    """The model without memory: shapes, dtypes and shardings of every weight."""
+    """The model without memory: only the shape, dtype and sharding of every weight."""
     model = nnx.eval_shape(lambda: Gemma4(config, rngs=SameKey(0)))
-    return place(_with_named_parts(model), mesh)
+    model = _with_named_parts(model)
+    return place(model, mesh)
 
 
 @contextlib.contextmanager
 def _without_remat(config: ModelConfig) -> Iterator[None]:
-    """The config asks for no rematerialisation inside the block."""
+    """Inside the block, the config asks for no rematerialisation."""
     before = config.remat_config
     config.remat_config = RematConfig.NONE
     try:
@@ -506,11 +632,12 @@ def _without_remat(config: ModelConfig) -> Iterator[None]:
 
 
 def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gemma4:
-    """What Qwix makes of a model with a provider: abstract, on the mesh.
+    """What Qwix makes of a model with a provider: an abstract model on the mesh.
 
-    Qwix finds the matrices by running the model on a dummy of two tokens (one would mean decoding).
-    That happens without arithmetic, and without rematerialisation, which it cannot see through.
-    Providers that modules of the model have already are taken off first, so that none is nested.
+    Qwix finds the matrices by running the model on two dummy tokens (with one, the model would take
+    it for decoding). That happens without arithmetic, and without rematerialisation, which hides
+    the matrices from Qwix. A provider that the model's modules have already is taken off first,
+    because otherwise the new one would be wrapped around it.
     """
     rows = mesh.shape["fsdp"]
 
@@ -521,8 +648,14 @@ def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gem
         tokens = jnp.ones((rows, 2), jnp.int32)
         positions = jnp.tile(jnp.arange(2), (rows, 1))
         mask = jnp.ones((rows, 2, 2), bool)
-        return qwix.apply_lora_to_model(model, provider, tokens, positions=positions,
-                                        attention_mask=mask, rngs=SameKey(0))
+        return qwix.apply_lora_to_model(
+            model,
+            provider,
+            tokens,
+            positions=positions,
+            attention_mask=mask,
+            rngs=SameKey(0),
+        )
 
     with mesh, _without_remat(model.config):
         tuned = place(nnx.eval_shape(adapt, model), mesh)
@@ -530,39 +663,62 @@ def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gem
     return tuned
 
 
-def inject_lora(model: Gemma4, rank: int, alpha: float, mesh: Mesh, targets: str = TARGETS,
-                seed: int = 0, partial: bool = False,
-                provider: qwix.QuantizationProvider | None = None) -> Gemma4:
+def inject_lora(
+    model: Gemma4,
+    rank: int,
+    alpha: float,
+    mesh: Mesh,
+    targets: str = TARGETS,
+    seed: int = 0,
+    partial: bool = False,
+    provider: qwix.QuantizationProvider | None = None,
+) -> Gemma4:
     """The model with LoRA adapters on every module that `targets` matches: A random, B zero.
 
-    Works on an abstract model, too (`probe`). A quantised base (11) brings its own `provider`, made
-    for the same rank, alpha and targets.
+    Args:
+      model: real or abstract (`abstract_base`).
+      rank: numbers between A and B.
+      alpha: the adapter counts alpha / rank times.
+      mesh: that the model lives on.
+      targets: a pattern of module paths.
+      seed: of A.
+      partial: True if some modules are left out on purpose.
+      provider: of a quantised base (11), made for the same rank, alpha and targets.
 
     Raises:
-      UserError: a module of `expected_modules` got no adapter and `partial`, some modules are left
-        out on purpose, is False; or not one module got any.
+      UserError: a module of `expected_modules` got no adapter, and `partial` is False; or not one
+        module got any.
     """
-    tuned = probe(model, provider or lora_provider(rank, alpha, targets), mesh)
+    if provider is None:
+        provider = lora_provider(rank, alpha, targets)
+    tuned = probe(model, provider, mesh)
     adapters = adapted_modules(tuned)
     missing = sorted(set(expected_modules(model.config)) - set(adapters))
-    if missing and not (partial and adapters):
+    is_meant = partial and adapters
+    if missing and not is_meant:
         text = (f"{len(missing)} modules got no adapter, for example {missing[0]}: the pattern of "
                 "LoRA targets does not match them.")
         if adapters:
             text += " If that is meant, set partial=True."
         raise UserError(text)
+
     base = nnx.state(model)
-    is_abstract = isinstance(jax.tree.leaves(base)[0], jax.ShapeDtypeStruct)
-    if is_abstract:
+    if is_abstract(base):
         return tuned
     nnx.update(tuned, base)
+    _fill_adapters(tuned, seed)
+    return tuned
+
+
+def _fill_adapters(tuned: Gemma4, seed: int) -> None:
+    """Give each adapter of a model its first numbers, where so far there are only shapes."""
     keys = nnx.Rngs(seed)
     for pair in adapted_modules(tuned).values():
-        for side, initializer in (("a", lora_a), ("b", lora_b)):
-            hull = pair[side].get_value()
-            value = initializer(keys.params(), hull.shape, hull.dtype)
-            pair[side].set_value(jax.device_put(value, hull.sharding))
-    return tuned
+        for letter, initializer in (("a", lora_a), ("b", lora_b)):
+            variable = pair[letter]
+            shape_only = variable.get_value()
+            value = initializer(keys.params(), shape_only.shape, shape_only.dtype)
+            variable.set_value(jax.device_put(value, shape_only.sharding))
 
 
 def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
@@ -570,21 +726,25 @@ def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
     pairs: dict[str, dict[str, nnx.Variable]] = {}
     state = nnx.state(model, nnx.LoRAParam)
     for path, variable in nnx.to_flat_state(state):
-        module = ".".join(map(str, path[:-1]))
-        letter = str(path[-1])[-1]
-        pairs.setdefault(module, {})[letter] = variable
+        *parts, name = map(str, path)
+        module = ".".join(parts)
+        pair = pairs.setdefault(module, {})
+        letter = name[-1]  # of w_lora_a, kernel_lora_b
+        pair[letter] = variable
     return pairs
 
 
 # ── Attention by blocks ──
 
 
-def attend(query: Array, key: Array, value: Array, mask: Array,
-           window: int | None, block: int) -> Array:
-    """Softmax attention under a causal mask, `block` queries at a time; unseen keys are skipped.
+def attend(
+    query: Array, key: Array, value: Array, mask: Array, window: int | None, block: int
+) -> Array:
+    """Softmax attention under a causal mask, `block` queries at a time. Returns [B, T, N, H].
 
-    A block of queries meets only the keys that one of them may see: up to the block's end and, in a
-    sliding layer, no further back than the window. The rest is never computed and never stored.
+    A block of queries meets only the keys that at least one of its queries may see: up to the
+    block's end and, in a sliding layer, no further back than the window. Scores for other keys are
+    never computed and never stored.
 
     Args:
       query: [B, T, N, H], scaled already.
@@ -594,80 +754,111 @@ def attend(query: Array, key: Array, value: Array, mask: Array,
       block: queries at a time.
     """
     B, T, N, H = query.shape
-    grouped = query.reshape(B, T, key.shape[2], -1, H)
+    K = key.shape[2]
+    grouped = query.reshape(B, T, K, -1, H)  # G = N / K queries share a head of keys
     mixed = []
     for start in range(0, T, block):
         end = min(start + block, T)
-        first = 0
+        first = 0  # the first key that a query of this block may see
         if window is not None:
             first = max(0, start - window + 1) // 128 * 128  # 128: TPU lanes
         allowed = mask[:, start:end, first:end]
         if window is not None:
-            distance = jnp.arange(start, end)[:, None] - jnp.arange(first, end)
+            queries_at = jnp.arange(start, end)[:, None]
+            keys_at = jnp.arange(first, end)
+            distance = queries_at - keys_at
             allowed &= distance < window
-        scores = jnp.einsum("BQKGH,BSKH->BKGQS", grouped[:, start:end], key[:, first:end])
-        scores = jnp.where(allowed[:, None, None], scores.astype(jnp.float32), K_MASK)
+
+        queries = grouped[:, start:end]
+        keys = key[:, first:end]
+        scores = jnp.einsum("BQKGH,BSKH->BKGQS", queries, keys)
+        allowed_in_heads = allowed[:, None, None]  # [B, 1, 1, Q, S]
+        scores = jnp.where(allowed_in_heads, scores.astype(jnp.float32), K_MASK)
         weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-        mixed.append(jnp.einsum("BKGQS,BSKH->BQKGH", weights, value[:, first:end]))
+        values = value[:, first:end]
+        mixed.append(jnp.einsum("BKGQS,BSKH->BQKGH", weights, values))
     return jnp.concatenate(mixed, axis=1).reshape(B, T, N, H)
 
 
 class BlockAttention(Attention):
-    """Tunix's attention layer with the same parameters, scores by blocks of `size` queries."""
+    """Tunix's attention layer, with the same parameters; it computes scores block by block."""
 
-    def block(self, x: Array, segment_pos: Array, cache: Cache, attn_mask: Array,
-              kv_shared_cache: Cache = None) -> tuple[Cache, Array, tuple[Array, Array]]:
-        """Tunix's `Attention.block`, whose arguments and results these are."""
+    size: int  # queries of a block, at most; `use_block_attention` sets it
+
+    def block(
+        self,
+        x: Array,
+        segment_pos: Array,
+        cache: Cache,
+        attn_mask: Array,
+        kv_shared_cache: Cache = None,
+    ) -> AttentionResult:
+        """As `Attention.block`, and as Tunix's own."""
         if cache is not None or x.shape[1] <= self.size:
             return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
         with jax.named_scope("attention"):
             return self._by_blocks(x, segment_pos, attn_mask, kv_shared_cache)
 
-    def _by_blocks(self, x: Array, segment_pos: Array, attn_mask: Array,
-                   kv_shared_cache: Cache) -> tuple[Cache, Array, tuple[Array, Array]]:
-        """As `block`, without a cache of its own."""
+    def _by_blocks(
+        self, x: Array, segment_pos: Array, attn_mask: Array, kv_shared_cache: Cache
+    ) -> AttentionResult:
+        """As `block`, but always in blocks, and without earlier tokens' keys and values."""
         config = self.config
         x = x.astype(config.dtype)
         query = shard(self.q_einsum(x), config.shd_config.act_btnh)
-        query = self._turned(self._query_norm(query), segment_pos)
-        if kv_shared_cache is not None:
-            key, value = kv_shared_cache["k"], kv_shared_cache["v"]
-        else:
+        query = self._query_norm(query)
+        query = self._turned(query, segment_pos)
+        if kv_shared_cache is None:
             key, value = self._keys_and_values(x, segment_pos)
-        window, size = None, self.size
+        else:
+            key = kv_shared_cache["k"]
+            value = kv_shared_cache["v"]
+
+        window = None
+        size = self.size
         if self.attn_type == AttentionType.LOCAL_SLIDING:
             window = config.sliding_window_size
             size = min(size, window // 2)  # few scores beyond the window
         mixed = attend(query, key, value, attn_mask, window, size)
-        output = shard(self.attn_vec_einsum(mixed), config.shd_config.act_btd)
+        output = self.attn_vec_einsum(mixed)
+        output = shard(output, config.shd_config.act_btd)
         return {"k": key, "v": value}, output, (key, value)
 
     def _turned(self, heads: Array, positions: Array) -> Array:
         """Queries or keys [B, T, N, H] with RoPE: turned by angles that grow with the position."""
         return gemma4.apply_rope(
-            heads, positions, base_frequency=self.rope_base_frequency,
-            scale_factor=self.rope_scale_factor, rope_proportion=self.rope_proportion)
+            heads,
+            positions,
+            base_frequency=self.rope_base_frequency,
+            scale_factor=self.rope_scale_factor,
+            rope_proportion=self.rope_proportion,
+        )
 
-    def _keys_and_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
+    def _keys_and_values(self, x: Array, positions: Array) -> KeysAndValues:
         """Keys and values [B, T, K, H] of the layer's own projections."""
-        heads = self.config.shd_config.act_btnh
-        if hasattr(self, "k_einsum"):  # K is V, too
+        if hasattr(self, "k_einsum"):  # V is K before norm and RoPE
             key = value = self.k_einsum(x)
         else:
             key, value = self.kv_einsum(x)
-        key, value = shard(key, heads), shard(value, heads)
+        by_heads = self.config.shd_config.act_btnh
+        key = shard(key, by_heads)
+        value = shard(value, by_heads)
+
         mean_square = jnp.mean(jnp.square(value), axis=-1, keepdims=True)
         value *= jax.lax.rsqrt(mean_square + 1e-6)
-        return self._turned(self._key_norm(key), positions), value
+        key = self._turned(self._key_norm(key), positions)
+        return key, value
 
 
 def use_block_attention(model: Gemma4, size: int = 1_024) -> None:
-    """Let every layer of a Tunix Gemma 4 compute its scores `size` queries at a time, in place.
+    """Let every layer of a Tunix Gemma 4 compute its scores block by block, in place.
 
-    In sliding layers it is half a window at most. Same parameters, same result up to rounding for a
-    causal mask. Rows of at most `size` tokens and decoding take Tunix's own way. Call it before
-    `inject_lora`. It swaps the class of each attention layer, as `_with_named_parts` does, for the
-    same reason.
+    A block has `size` queries; in sliding layers it's half a window at most. The parameters stay,
+    and under a causal mask the result is the same up to rounding. Rows of at most `size` tokens
+    still take Tunix's own way, and so does decoding.
+
+    Call it before `inject_lora`. It swaps the class of each attention layer, for the same reason as
+    `_with_named_parts`.
     """
     for layer in model.layers:
         layer.attn.__class__ = BlockAttention
@@ -679,12 +870,13 @@ def use_block_attention(model: Gemma4, size: int = 1_024) -> None:
 
 @contextlib.contextmanager
 def _weights_stay(config: ModelConfig) -> Iterator[None]:
-    """Activations are cut so that no weight has to travel: for answers, a token at a time.
+    """Inside the block, activations are cut so that no weight has to travel.
 
-    While a model trains on a mesh with `fsdp`, a chip keeps its rows and gathers the weights. One
-    token of a few rows is some kilobytes, and gathering the weights for each token takes twenty
-    times as long as reading them. So here a chip multiplies its own part of each weight by the
-    numbers that meet it, and what is added up over the links are the tokens' sums.
+    That's for answers, which are made one token at a time. While a model trains on a mesh with
+    `fsdp`, a chip keeps its rows and gathers the weights. But one token of a few rows is only some
+    kilobytes, and gathering the weights for each token takes twenty times as long as reading them.
+    So here a chip multiplies its own part of each weight by the numbers that belong to that part,
+    and only the tokens' sums travel over the links.
     """
     before = config.shd_config
     config.shd_config = replace(before, act_btd=(None, None, "fsdp"))
@@ -694,52 +886,116 @@ def _weights_stay(config: ModelConfig) -> Iterator[None]:
         config.shd_config = before
 
 
-def answer_program(model: Gemma4, mesh: Mesh, at_once: int, stop_ids: Collection[int],
-                   heat: np.ndarray | None = None, seed: int = 0) -> Any:
+class _Progress(NamedTuple):
+    """How far the answers are: what changes from token to token."""
+
+    place: int | Array  # of the token to read next, in every row
+    tokens: Array   # [B, T] int32, prompts and answers so far
+    cache: Any      # keys and values of what the model has read
+    done: Array     # [B] bool, True where an answer has ended
+
+
+@dataclass(frozen=True, eq=False)
+class _Answering:
+    """One run of the program of `greedy`: what stays the same from token to token."""
+
+    graph: nnx.GraphDef       # of the model
+    state: Any                # its weights
+    lengths: Array            # [B] int32, of the prompts
+    last: Array               # [B] int32, places of the last tokens wanted
+    stops: np.ndarray         # [stops] int32, ids that end an answer
+    heat: np.ndarray | None   # [B, 1] float32, temperatures; None: always the likeliest token
+    seed: int                 # of the draws
+
+    def read(self, tokens: Array, places: Array, cache: Any, seen: Array) -> tuple[Array, Any]:
+        """(logits [B, 1, V] after the last of these tokens, cache) of tokens [B, n] at `places`."""
+        model = nnx.merge(self.graph, self.state)  # a new one: Qwix notes things on its modules
+        return model(tokens, places, cache, seen, decode_only_last_token=True)
+
+    def begin(self, progress: _Progress, count: int) -> _Progress:
+        """Read the first `count` tokens of all prompts in one pass."""
+        rows, total = progress.tokens.shape
+        places = jnp.tile(jnp.arange(count), (rows, 1))
+        causal = jnp.tril(jnp.ones((count, total), bool))
+        seen = jnp.tile(causal, (rows, 1, 1))
+        tokens = progress.tokens[:, :count]
+        logits, cache = self.read(tokens, places, progress.cache, seen)
+        return self.choose(progress._replace(place=count - 1, cache=cache), logits)
+
+    def step(self, progress: _Progress) -> _Progress:
+        """Read one more token of each row."""
+        rows, total = progress.tokens.shape
+        at = progress.place
+        seen = jnp.tile(jnp.arange(total) <= at, (rows, 1, 1))
+        token = progress.tokens[:, at][:, None]
+        places = jnp.full((rows, 1), at)
+        logits, cache = self.read(token, places, progress.cache, seen)
+        return self.choose(progress._replace(cache=cache), logits)
+
+    def choose(self, progress: _Progress, logits: Array) -> _Progress:
+        """The next token of each row: the prompt's, as long as it has one, else the model's."""
+        new = self.drawn(progress, logits)
+        tokens = progress.tokens
+        place = progress.place + 1
+        in_prompt = place < self.lengths
+        of_prompt = tokens[:, place]
+        of_model = jnp.where(progress.done, 0, new)
+        new = jnp.where(in_prompt, of_prompt, of_model)
+
+        is_last = jnp.isin(new, self.stops) | (place >= self.last)
+        done = progress.done | (~in_prompt & is_last)
+        tokens = tokens.at[:, place].set(new)
+        return _Progress(place, tokens, progress.cache, done)
+
+    def drawn(self, progress: _Progress, logits: Array) -> Array:
+        """[B] int32, the model's token after the last of logits [B, n, V]."""
+        scores = logits[:, -1].astype(jnp.float32)
+        if self.heat is not None:  # the largest of scores plus such noise: a draw from a softmax
+            total = progress.tokens.shape[1]
+            key = jax.random.key(self.seed * total + progress.place)
+            noise = jax.random.gumbel(key, scores.shape)
+            scores += self.heat * noise
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+
+def answer_program(
+    model: Gemma4,
+    mesh: Mesh,
+    at_once: int,
+    stop_ids: Collection[int],
+    heat: np.ndarray | None = None,
+    seed: int = 0,
+) -> Any:
     """The program of `greedy`: (weights, tokens [B, T], lengths [B], last [B]) -> tokens [B, T].
 
-    It is compiled, or lowered by 08, inside `with mesh`. `at_once` tokens are read in one pass (0:
-    none), `last` are the places of the last tokens wanted, `heat` [B, 1] are temperatures.
+    `lengths` are those of the prompts, and `last` are the places of the last tokens wanted. 03
+    calls it, and so compiles it, inside `with mesh`; 08 lowers it there.
+
+    Args:
+      model: a Tunix Gemma 4, real or abstract.
+      mesh: the mesh that the model lives on.
+      at_once: tokens of the prompts that are read in one pass; 0 for none.
+      stop_ids: ids that end an answer.
+      heat: [B, 1] float32, temperatures; None for the likeliest tokens.
+      seed: of what is drawn.
     """
-    graph, config = nnx.graphdef(model), model.config
+    graph = nnx.graphdef(model)
+    config = model.config
     stops = np.array(sorted(stop_ids), np.int32)
 
     def program(state: Any, tokens: Array, lengths: Array, last: Array) -> Array:
+        answering = _Answering(graph, state, lengths, last, stops, heat, seed)
         rows, total = tokens.shape
-
-        def read(tokens: Array, places: Array, cache: Any, seen: Array) -> tuple[Array, Any]:
-            model = nnx.merge(graph, state)  # here, not outside: Qwix notes things on its modules
-            return model(tokens, places, cache, seen, decode_only_last_token=True)
-
-        def choose(at: Any, tokens: Array, read: tuple[Array, Any], done: Array) -> tuple:
-            logits, cache = read
-            scores = logits[:, -1].astype(jnp.float32)
-            if heat is not None:  # the largest of scores plus such noise: a draw from a softmax
-                noise = jax.random.gumbel(jax.random.key(seed * total + at), scores.shape)
-                scores += heat * noise
-            new = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-            place = at + 1
-            reading = place < lengths
-            new = jnp.where(reading, tokens[:, place], jnp.where(done, 0, new))
-            is_last = jnp.isin(new, stops) | (place >= last)
-            done |= ~reading & is_last
-            return place, tokens.at[:, place].set(new), cache, done
-
-        def step(carry: tuple) -> tuple:
-            at, tokens, cache, done = carry
-            seen = jnp.tile(jnp.arange(total) <= at, (rows, 1, 1))
-            token = tokens[:, at][:, None]
-            found = read(token, jnp.full((rows, 1), at), cache, seen)
-            return choose(at, tokens, found, done)
-
         cache = nnx.merge(graph, state).init_cache(rows, total, config.dtype)
-        carry = (0, tokens, cache, jnp.zeros(rows, bool))
+        progress = _Progress(0, tokens, cache, done=jnp.zeros(rows, bool))
         if at_once > 1:
-            places = jnp.tile(jnp.arange(at_once), (rows, 1))
-            seen = jnp.tile(jnp.tril(jnp.ones((at_once, total), bool)), (rows, 1, 1))
-            found = read(tokens[:, :at_once], places, cache, seen)
-            carry = choose(at_once - 1, tokens, found, carry[3])
-        return jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), step, carry)[1]
+            progress = answering.begin(progress, at_once)
+
+        def goes_on(progress: _Progress) -> Array:
+            return ~jnp.all(progress.done)
+
+        finished = jax.lax.while_loop(goes_on, answering.step, progress)
+        return finished.tokens
 
     def placed(*arguments: Any) -> Array:
         with _weights_stay(config):
@@ -749,31 +1005,40 @@ def answer_program(model: Gemma4, mesh: Mesh, at_once: int, stop_ids: Collection
     return jax.jit(placed, out_shardings=everywhere)
 
 
-def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Collection[int],
-           mesh: Mesh, temperatures: Sequence[float] | None = None, seed: int = 0
-           ) -> list[list[int]]:
+def greedy(
+    model: Gemma4,
+    prompts: Prompts,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    mesh: Mesh,
+    temperatures: Sequence[float] | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
     """Continue prompts by the most likely token until a stop id; returns lists of new ids.
 
-    One compiled program with a KV cache. It reads in one pass what all prompts have room for (as
-    many tokens as the shortest has, in sixteens); then a loop goes on token by token, through the
-    rest of the longer prompts, too.
+    It's one compiled program with a KV cache. First it reads the beginning of all prompts in one
+    pass: as many tokens as the shortest prompt has, rounded down to a multiple of 16. Then a loop
+    goes on token by token, also through the rest of the longer prompts.
 
     Args:
       model: a Tunix Gemma 4, with or without adapters.
       prompts: lists of token ids.
-      max_new_tokens: at most so many new tokens each.
+      max_new_tokens: each prompt gets at most so many new tokens.
       stop_ids: ids that end a text (kept as the last id).
       mesh: the mesh that the model lives on.
-      temperatures: one per prompt, to draw tokens instead (0: the most likely); `seed` decides.
+      temperatures: one per prompt, to draw tokens instead; 0 is the most likely token.
+      seed: decides what is drawn.
     """
     tokens, lengths = _rows_of(prompts, max_new_tokens, mesh.shape["fsdp"])
     heat = None
     if temperatures:
-        heat = np.resize(np.asarray(temperatures, np.float32), (len(tokens), 1))
+        of_prompts = np.asarray(temperatures, np.float32)
+        heat = np.resize(of_prompts, (len(tokens), 1))
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
     program = answer_program(model, mesh, read_at_once(lengths), stop_ids, heat, seed)
     with mesh:
         filled = np.asarray(program(nnx.state(model), tokens, lengths, last))
+
     answers = []
     for row, start in zip(filled[:len(prompts)], lengths):
         answer = row[start:start + max_new_tokens]
@@ -783,24 +1048,29 @@ def greedy(model: Gemma4, prompts: Prompts, max_new_tokens: int, stop_ids: Colle
 
 def read_at_once(lengths: np.ndarray) -> int:
     """Tokens that are read in one pass: the shortest prompt's, in sixteens (few programs)."""
-    return int(lengths.min()) // 16 * 16
+    shortest = int(lengths.min())
+    return shortest // 16 * 16
 
 
 def answer_shape(lengths: Sequence[int], max_new_tokens: int, parts: int) -> tuple[int, int]:
     """[B, T] of prompts with their answers: rows that `parts` divides, room for the new tokens."""
     rows = math.ceil(len(lengths) / parts) * parts
-    total = math.ceil((max(lengths) + max_new_tokens) / 64) * 64  # few different shapes to compile
+    longest = max(lengths) + max_new_tokens
+    total = math.ceil(longest / 64) * 64  # few different shapes to compile
     return rows, total
 
 
 def _rows_of(prompts: Prompts, max_new_tokens: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens [B, T], lengths [B]) of prompts; the last one fills the rows that are left over."""
-    count, total = answer_shape([len(prompt) for prompt in prompts], max_new_tokens, parts)
-    padded = list(prompts) + [prompts[-1]] * (count - len(prompts))
-    lengths = np.array([len(row) for row in padded], np.int32)
-    tokens = np.zeros((count, total), np.int32)
-    for row, prompt in zip(tokens, padded):
-        row[:len(prompt)] = prompt
+    """(tokens [B, T], lengths [B]) of prompts; the last prompt fills the rows left over."""
+    lengths_of_prompts = [len(prompt) for prompt in prompts]
+    rows, total = answer_shape(lengths_of_prompts, max_new_tokens, parts)
+    tokens = np.zeros((rows, total), np.int32)
+    lengths = np.zeros(rows, np.int32)
+    final = len(prompts) - 1
+    for row in range(rows):
+        prompt = prompts[min(row, final)]
+        lengths[row] = len(prompt)
+        tokens[row, :len(prompt)] = prompt
     return tokens, lengths
 
 

@@ -1,10 +1,10 @@
-"""What of a run is worth keeping where little room persists, in which order, and back again."""
+"""Keeps what's worth keeping of a run on a small disk, in order of worth, and brings it back."""
 
 import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 LIMIT = 19e9         # bytes; Kaggle keeps 20 GB of a session
@@ -25,22 +25,38 @@ def earlier_output(place: Path) -> Path | None:
 
     Kaggle mounts a notebook's output two or four folders deep, so it's found by its report.
     """
-    found = []
+    reports = []
     for depth in ("*", "*/*", "*/*/*", "*/*/*/*"):
         for path in place.glob(f"{depth}/report.json"):
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # another's
-                if json.loads(path.read_text())["series"] == "gemma4-on-tpu":
-                    found.append(path)
-    if not found:
+            if _is_ours(path):
+                reports.append(path)
+    if not reports:
         return None
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    newest = max(reports, key=lambda path: path.stat().st_mtime)
+    return newest.parent
+
+
+def _is_ours(report: Path) -> bool:
+    """Did this series write that report.json? Other notebooks may leave files of that name."""
+    try:
+        return bool(json.loads(report.read_text())["series"] == "gemma4-on-tpu")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 class Keeper:
-    """Copies what counts from a run to a small disk that persists, and back from an earlier one."""
+    """Copies what counts from a run to a small disk that persists, and back from an earlier one.
+
+    Args:
+      run: the run directory.
+      working: the folder that persists.
+      log: the file that everything printed goes to.
+    """
 
     def __init__(self, run: Path, working: Path, log: Path) -> None:
-        self.run, self.working, self.log = run, working, log
+        self.run = run
+        self.working = working
+        self.log = log
         self._reserve = working / ".reserve"
 
     def reserve(self) -> None:
@@ -51,12 +67,11 @@ class Keeper:
     def give_back_reserve(self) -> None:
         """Free that room, and use it for the end of the log."""
         self._reserve.unlink(missing_ok=True)
-        target = self.working / "session.log"
+        fresh = self.working / ".session.log"
         with contextlib.suppress(OSError):
             text = self.log.read_bytes()
-            fresh = self.working / ".session.log"
             fresh.write_bytes(text[-RESERVE // 2:])
-            fresh.replace(target)
+            fresh.replace(self.working / "session.log")
 
     def keep(self) -> list[str]:
         """Copy what is new. Nothing is left half-written, and what has no room is named.
@@ -64,19 +79,20 @@ class Keeper:
         Returns:
           A line for each thing that was left out, and why.
         """
-        told: list[str] = []
+        left_out: list[str] = []
         for name in FIRST:
-            told += self._copy(name)
-        told += self._copy_newest_checkpoint()
+            left_out += self._copy(name)
+        left_out += self._copy_newest_checkpoint()
         for name in THEN:
-            told += self._copy(name)
-        return told
+            left_out += self._copy(name)
+        return left_out
 
     def bring_back(self, earlier: Path) -> str:
         """Copy an earlier session's output into the run directory; says what came back."""
         names = []
         for name in (*FIRST, CHECKPOINTS, *THEN):
-            source, target = earlier / name, self.run / name
+            source = earlier / name
+            target = self.run / name
             if source.is_dir():
                 shutil.copytree(source, target, dirs_exist_ok=True)
             elif source.is_file():
@@ -91,62 +107,90 @@ class Keeper:
 
     def _room(self) -> float:
         """Bytes that may still be written."""
-        used = sum(size for _, size in _files(self.working))
-        return min(LIMIT - used, shutil.disk_usage(self.working).free)
+        allowed = LIMIT - _total(_finished_files(self.working))
+        return min(allowed, shutil.disk_usage(self.working).free)
 
     def _copy(self, name: str) -> list[str]:
         """Copy a file or folder as far as it has changed; a line if it has no room."""
-        source, target = self.run / name, self.working / name
+        source = self.run / name
         if not source.exists():
             return []
-        pairs = [(source, target)]
+        paths = [source]
         if source.is_dir():
-            pairs = [(path, target / path.relative_to(source)) for path, _ in _files(source)]
-        pairs = [pair for pair in pairs if not _same(*pair)]
-        size = sum(_size(path) for path, _ in pairs)
+            paths = _finished_files(source)
+        changed = []
+        for path in paths:
+            if not _same(path, self._copy_of(path)):
+                changed.append(path)
+
+        size = _total(changed)
         if size > self._room():
-            return [f"left out {name}: {size / 1e6:.1f} MB don't fit into {self.working}"]
+            return [self._no_room(name, size)]
         try:
-            for path, copy in pairs:
-                _copy_whole(path, copy)
+            for path in changed:
+                _copy_whole(path, self._copy_of(path))
         except OSError as error:
             return [f"left out part of {name}: {error.strerror or error}"]
         return []
 
+    def _copy_of(self, path: Path) -> Path:
+        """Where the copy of a file of the run belongs."""
+        return self.working / path.relative_to(self.run)
+
+    def _no_room(self, what: str, size: int) -> str:
+        return f"left out {what}: {size / 1e6:.1f} MB don't fit into {self.working}"
+
     def _copy_newest_checkpoint(self) -> list[str]:
         """Copy the newest finished checkpoint, then remove older copies; a line if it can't be."""
-        folder, target = self.run / CHECKPOINTS, self.working / CHECKPOINTS
-        steps = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+        steps = []
+        for path in (self.run / CHECKPOINTS).glob("[0-9]*"):
+            if path.name.isdecimal():  # one that's being written has a longer name
+                steps.append(path)
         if not steps:
             return []
         newest = max(steps, key=lambda path: int(path.name))
+        target = self.working / CHECKPOINTS
         if not (target / newest.name).exists():
-            size = sum(size for _, size in _files(newest))
-            if size > self._room():
-                return [f"left out checkpoint {newest.name}: {size / 1e6:.1f} MB don't fit into "
-                        f"{self.working}"]
-            fresh = target / f".{newest.name}.partial"
-            shutil.rmtree(fresh, ignore_errors=True)
-            try:
-                shutil.copytree(newest, fresh)
-                os.replace(fresh, target / newest.name)
-            except OSError as error:  # the disk is full, or the trainer removed it meanwhile
-                shutil.rmtree(fresh, ignore_errors=True)
-                return [f"left out checkpoint {newest.name}: {str(error)[:200]}"]
+            problem = self._copy_checkpoint(newest, target)
+            if problem:
+                return [problem]
         for path in target.glob("[0-9]*"):
             if path.name != newest.name:
                 shutil.rmtree(path, ignore_errors=True)
         return []
 
+    def _copy_checkpoint(self, step: Path, target: Path) -> str:
+        """Copy one checkpoint into the folder `target`, whole or not at all; why not, or ""."""
+        size = _total(_finished_files(step))
+        if size > self._room():
+            return self._no_room(f"checkpoint {step.name}", size)
+        fresh = target / f".{step.name}.partial"
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            shutil.copytree(step, fresh)
+            os.replace(fresh, target / step.name)
+        except OSError as error:  # the disk is full, or the trainer removed it meanwhile
+            shutil.rmtree(fresh, ignore_errors=True)
+            return f"left out checkpoint {step.name}: {str(error)[:200]}"
+        return ""
 
-def _files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """(file, bytes) of all files below a folder that are finished."""
+
+def _finished_files(folder: Path) -> list[Path]:
+    """All files below a folder, but for links and for those that are being written."""
+    paths = []
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink() and not path.name.endswith(".partial"):
-            yield path, _size(path)
+            paths.append(path)
+    return paths
+
+
+def _total(paths: Iterable[Path]) -> int:
+    """Bytes of several files."""
+    return sum(_size(path) for path in paths)
 
 
 def _size(path: Path) -> int:
+    """Bytes of a file, 0 where it's gone."""
     try:
         return path.stat().st_size
     except OSError:  # removed since it was listed
@@ -156,10 +200,11 @@ def _size(path: Path) -> int:
 def _same(source: Path, copy: Path) -> bool:
     """Whether a copy was made of this state of a file."""
     try:
-        one, other = source.stat(), copy.stat()
+        now = source.stat()
+        copied = copy.stat()
     except OSError:
         return False
-    return one.st_size == other.st_size and int(one.st_mtime) == int(other.st_mtime)
+    return now.st_size == copied.st_size and int(now.st_mtime) == int(copied.st_mtime)
 
 
 def _copy_whole(source: Path, target: Path) -> None:

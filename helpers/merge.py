@@ -1,7 +1,7 @@
-"""The merge: a checkpoint's adapters added to the weights, and the same adapters for PEFT.
+"""The merge: a checkpoint's adapters are added to the weights, and also written as PEFT's.
 
-Notebook 04 shows the algebra and proves it. No model is built and no chip is used. Letters:
-r rank, [in, r] and [r, out] are the two matrices of an adapter.
+Notebook 04 shows the algebra and proves it. No model is built and no chip is used. Letters in shape
+comments: r rank; an adapter's matrices are A [in, r] and B [r, out], the base's is W [out, in].
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from safetensors.numpy import save_file
 from helpers import weights
 from helpers.records import Merge, Recipe
 from helpers.run import (
-    Progress, UserError, atomic_dir, changed, digest, hashes, room, run_dir, write_json)
+    DamagedError, Progress, UserError, atomic_dir, changed, damaged_notes, digest, hashes, is_a_bug,
+    room, run_dir, write_json)
 from tables import architecture
 from tables.architecture import Module
 
@@ -29,8 +30,8 @@ Folder = str | Path
 Pair = tuple[np.ndarray, np.ndarray]
 Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
 RowsAsTrained = Callable[[np.ndarray], np.ndarray]
-# What Orbax raises for a step that is damaged; for some of its files it is a plain `Exception`.
-TORN = (ValueError, OSError, KeyError, AttributeError, TypeError)
+# What Orbax raises for a damaged step. For some of its files it's a plain `Exception`.
+TORN = (ValueError, OSError, KeyError, AttributeError, TypeError, DamagedError)
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
@@ -38,24 +39,26 @@ BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
 def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str, Any]]:
-    """The adapters of a checkpoint, without a model, whatever devices wrote it.
+    """The adapters of a checkpoint. It needs no model, and works whatever devices wrote them.
 
     Args:
       folder: of Orbax's checkpoints, local or gs://.
       step: of one of them; 0 is the newest.
 
     Returns:
-      (step, {module path: (A, B)} in float32, what 03 noted with the checkpoint: its recipe then).
+      (step, {module path: (A, B)} in float32, the recipe that 03 noted with the checkpoint).
 
     Raises:
-      UserError: there is no such step, or it cannot be read.
+      UserError: there's no such step, or it can't be read.
     """
     if "://" not in str(folder):
         if not Path(folder).is_dir():
             raise UserError(f"{folder} is missing. Run 03_train.py first.")
         folder = Path(folder).resolve()
     handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
-    with ocp.CheckpointManager(folder, item_handlers=handlers) as manager:
+    with damaged_notes(folder):
+        opened = ocp.CheckpointManager(folder, item_handlers=handlers)
+    with opened as manager:
         steps = sorted(manager.all_steps())
         step = step or max(steps, default=0)
         if step not in steps:
@@ -64,38 +67,51 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
         try:
             tree, notes = _read(manager, step)
         except Exception as error:
-            if type(error) is not Exception and not isinstance(error, TORN):
+            is_damage = type(error) is Exception or isinstance(error, TORN)
+            if is_a_bug(error) or not is_damage:
                 raise
             text = str(error) or type(error).__name__
-            why = text.splitlines()[0][:150]
-            raise UserError(f"step {step} in {folder} cannot be read: {why}\nSet Settings.step to "
-                            f"another of {steps}, or run 03_train.py again.") from error
+            first_line = text.splitlines()[0]
+            raise UserError(f"step {step} in {folder} cannot be read: {first_line[:150]}\nSet "
+                            f"Settings.step to another of {steps}, or run 03_train.py again."
+                            ) from error
     return step, _pairs(tree), notes
 
 
 def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
     """(tree of NumPy arrays, notes) of a step."""
-    shapes = manager.item_metadata(step)["model_params"].tree
+    described = manager.item_metadata(step).get("model_params")
+    if described is None:
+        raise DamagedError("nothing describes its arrays")
+    shapes = described.tree
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     plan = jax.tree.map(lambda _: as_numpy, shapes)
     arrays = ocp.args.PyTreeRestore(restore_args=plan)
-    restored = manager.restore(step, args=ocp.args.Composite(model_params=arrays))
+    wanted = ocp.args.Composite(model_params=arrays)
+    restored = manager.restore(step, args=wanted)
     noted = manager.metadata(step).custom_metadata or {}
+    if not isinstance(noted, dict):
+        raise DamagedError("its notes aren't what was saved")
     return restored["model_params"], noted.get("recipe", {})
 
 
 def _pairs(tree: Any) -> Adapters:
     """{module path: (A, B)} in float32 of a restored tree."""
     matrices: dict[str, dict[str, np.ndarray]] = {}
-    for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        parts = [str(key.key) for key in keys]
-        if parts[-1] == "value":
-            parts.pop()
-        module = ".".join(parts[:-1])
-        letter = parts[-1].rpartition("_lora_")[2]
-        pair = matrices.setdefault(module, {})
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    for keys, array in leaves:
+        path = [str(key.key) for key in keys]
+        if path[-1] == "value":  # Orbax keeps a variable's array there
+            path.pop()
+        name = path.pop()
+        _, _, letter = name.rpartition("_lora_")  # Qwix: w_lora_a, kernel_lora_a
+        pair = matrices.setdefault(".".join(path), {})
         pair[letter] = np.asarray(array, np.float32)
-    return {module: (pair["a"], pair["b"]) for module, pair in matrices.items()}
+
+    adapters: Adapters = {}
+    for module, pair in matrices.items():
+        adapters[module] = (pair["a"], pair["b"])
+    return adapters
 
 
 def check_digest(adapters: Adapters, step: int, recipe: Recipe) -> None:
@@ -103,7 +119,7 @@ def check_digest(adapters: Adapters, step: int, recipe: Recipe) -> None:
 
     Args:
       adapters, step: from `restore_adapters`.
-      recipe: 03's. It has the digest of the last step; of an earlier one none is known here.
+      recipe: 03's. It only has the digest of the last step, so earlier steps aren't checked.
 
     Raises:
       UserError: the digest is another.
@@ -119,15 +135,22 @@ def check_digest(adapters: Adapters, step: int, recipe: Recipe) -> None:
 
 def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
-    listed = architecture.modules(architecture.read_config(base))
+    config = architecture.read_config(base)
+    listed = architecture.modules(config)
     if not recipe.partial:
         return listed
     return [module for module in listed if module.path in adapters]
 
 
-def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weights.Tensor],
-          prefix: str, recipe: Recipe, notes: dict[str, Any]) -> None:
-    """Refuse unless every adapter has its place, every place its adapter, and all shapes agree.
+def check(
+    targets: list[Module],
+    adapters: Adapters,
+    tensors: Mapping[str, weights.Tensor],
+    prefix: str,
+    recipe: Recipe,
+    notes: dict[str, Any],
+) -> None:
+    """Refuse to merge unless every adapter has its place, every place its adapter, and shapes fit.
 
     Args:
       targets: from `targets_of`.
@@ -138,53 +161,64 @@ def check(targets: list[Module], adapters: Adapters, tensors: Mapping[str, weigh
     Raises:
       UserError: names up to three differences.
     """
-    wanted = {target.path: target for target in targets}
+    places = {target.path: target for target in targets}
     problems = []
-    for path in sorted(wanted.keys() - adapters.keys()):
+    for path in sorted(places.keys() - adapters.keys()):
         problems.append(f"{path} has no adapter")
-    for path in sorted(adapters.keys() - wanted.keys()):
+    for path in sorted(adapters.keys() - places.keys()):
         problems.append(f"adapter {path} has no place")
-    for key, ours in (("rank", recipe.rank), ("alpha", recipe.alpha)):
-        if notes.get(key, ours) != ours:
-            problems.append(f"recipe says {key} {ours}, the checkpoint {notes[key]}")
-    for path in sorted(wanted.keys() & adapters.keys()):
-        target = wanted[path]
+    for key, value in (("rank", recipe.rank), ("alpha", recipe.alpha)):
+        noted = notes.get(key, value)
+        if noted != value:
+            problems.append(f"recipe says {key} {value}, the checkpoint {noted}")
+
+    for path in sorted(places.keys() & adapters.keys()):
+        target = places[path]
         problems += _adapter_problems(target, adapters[path], recipe.rank)
         problems += _base_problems(target, tensors, prefix)
-    trained = any(b.any() for _, b in adapters.values())
-    if not problems and not trained:
+    if not problems and not _is_trained(adapters):
         problems.append("every B is zero, so it was saved before the first step")
     if problems:
-        text = "; ".join(problems[:3])
-        if len(problems) > 3:
-            text += f" (and {len(problems) - 3} more)"
-        raise UserError(f"checkpoint and base do not fit: {text}. Check Settings.base and "
-                        "Settings.step, or run 03_train.py.")
+        raise UserError(f"checkpoint and base do not fit: {weights.first_three(problems)}. Check "
+                        "Settings.base and Settings.step, or run 03_train.py.")
 
 
-def _adapter_problems(target: Module, pair: Pair,
-                      rank: int) -> list[str]:
-    """What is wrong with the A and B of a module."""
+def _is_trained(adapters: Adapters) -> bool:
+    """Has a step changed the adapters? Before the first one every B is zero."""
+    for _, b in adapters.values():
+        if b.any():
+            return True
+    return False
+
+
+def _adapter_problems(target: Module, pair: Pair, rank: int) -> list[str]:
+    """What is wrong with the A and B of a module, in words."""
     problems = []
-    for letter, array, shape in zip("AB", pair, target.adapter(rank), strict=True):
+    shapes = target.adapter(rank)
+    for letter, array, shape in zip("AB", pair, shapes, strict=True):
+        name = f"{target.path} {letter}"
         if array.shape != shape:
-            problems.append(f"{target.path} {letter} is {array.shape}, rank {rank} needs {shape}")
+            problems.append(f"{name} is {array.shape}, rank {rank} needs {shape}")
         elif not np.isfinite(array).all():
-            problems.append(f"{target.path} {letter} has NaN or Inf")
+            problems.append(f"{name} has NaN or Inf")
     return problems
 
 
-def _base_problems(target: Module, tensors: Mapping[str, weights.Tensor],
-                   prefix: str) -> list[str]:
-    """What is wrong with the base's matrices of a module."""
+def _base_problems(
+    target: Module, tensors: Mapping[str, weights.Tensor], prefix: str
+) -> list[str]:
+    """What is wrong with the base's matrices of a module, in words."""
+    dtypes = ", ".join(weights.DTYPES)
     problems = []
     for name, shape in target.names.items():
         tensor = tensors.get(f"{prefix}{name}.weight")
-        there = tensor and (tensor.dtype, tensor.shape)
-        fits = tensor and tensor.shape == shape and tensor.dtype in weights.DTYPES
+        actual = None
+        fits = False
+        if tensor:
+            actual = (tensor.dtype, tensor.shape)
+            fits = tensor.shape == shape and tensor.dtype in weights.DTYPES
         if not fits:
-            dtypes = ", ".join(weights.DTYPES)
-            problems.append(f"base {name} is {there}, expected {shape} in {dtypes}")
+            problems.append(f"base {name} is {actual}, expected {shape} in {dtypes}")
     return problems
 
 
@@ -193,30 +227,36 @@ def _base_problems(target: Module, tensors: Mapping[str, weights.Tensor],
 
 def plan_merge(targets: list[Module], adapters: Adapters, prefix: str) -> Adapters:
     """{name of a tensor in the base: (A [in, r], B [r, out])}, every adapter exactly once."""
-    plan = {}
+    plan: Adapters = {}
     for target in targets:
-        for name, pair in target.factors(*adapters[target.path]).items():
+        a, b = adapters[target.path]
+        for name, pair in target.factors(a, b).items():
             plan[f"{prefix}{name}.weight"] = pair
     return plan
 
 
-def add_delta(rows: np.ndarray, a: np.ndarray, b: np.ndarray,
-              scale: float) -> Pair:
+def add_delta(
+    rows: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     """rows [m, in] + scale · (a [in, r] b [r, m])ᵀ in float32, rounded once.
 
     Returns:
-      (the sum in the dtype of `rows`, squared norms of the rows, the delta and the rounding).
+      (the sum [m, in] in the dtype of `rows`, three squared norms in float64: of the rows, of the
+      delta and of what the rounding changed).
     """
     base = rows.astype(np.float32)
     delta = np.float32(scale) * (b.T @ a.T)
-    merged = (base + delta).astype(rows.dtype)
-    lost = merged.astype(np.float32) - (base + delta)
-    squares = [np.vdot(part, part) for part in (base, delta, lost)]
+    exact = base + delta
+    merged = exact.astype(rows.dtype)
+    rounding = merged.astype(np.float32) - exact
+    squares = [np.vdot(part, part) for part in (base, delta, rounding)]
     return merged, np.array(squares, np.float64)
 
 
 def files_to_copy(base: Folder) -> list[Path]:
     """The files of a base that the merged model needs: its weights, and all that isn't weights.
+
+    Weights in another format than safetensors stay behind.
 
     Raises:
       UserError: see `weights.files_of`.
@@ -228,11 +268,16 @@ def files_to_copy(base: Folder) -> list[Path]:
     return sorted(files)
 
 
-def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
-                as_trained: RowsAsTrained | None = None) -> pd.DataFrame:
+def merge_model(
+    base: Folder,
+    out: Folder,
+    plan: Adapters,
+    scale: float,
+    as_trained: RowsAsTrained | None = None,
+) -> pd.DataFrame:
     """Copy a model folder to `out`, then change the planned matrices in the copy.
 
-    Every other byte is the base's. The folder appears when it is complete.
+    Every other byte is the base's. The folder appears when it's complete.
 
     Args:
       base, out: model folders.
@@ -241,7 +286,7 @@ def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
       as_trained: None, or rows of a file -> the rows that training multiplied with (11).
 
     Returns:
-      A table with a row per matrix: `tensor` and the norms `base`, `delta` and `rounding`.
+      A table with a row for each matrix: `tensor`, and the norms `base`, `delta` and `rounding`.
 
     Raises:
       UserError: the disk is too small or full, or a matrix holds NaN or Inf.
@@ -249,8 +294,9 @@ def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
     out = Path(out)
     tensors = weights.open_model(base)
     files = files_to_copy(base)
-    total = sum(path.stat().st_size for path in files)
-    room(out.parent, 1.01 * total, f"{out.name}/")
+    size = sum(path.stat().st_size for path in files)
+    room(out.parent, 1.01 * size, f"{out.name}/")
+
     norms = []
     progress = Progress(len(plan), "matrices merged")
     with atomic_dir(out, ours="config.json") as folder:
@@ -260,17 +306,22 @@ def merge_model(base: Folder, out: Folder, plan: Adapters, scale: float,
             original = tensors[name]
             copied = replace(original, file=folder / original.file.name)
             matrix = copied.array("r+")
-            sums = _merge_matrix(matrix, a, b, scale, as_trained)
-            if not np.isfinite(sums).all():
+            squares = _merge_matrix(matrix, a, b, scale, as_trained)
+            if not np.isfinite(squares).all():
                 raise UserError(f"{base}: {name} has NaN or Inf. Download it again.")
-            lengths = np.sqrt(sums).tolist()
-            norms.append((name, *lengths))
+            base_norm, delta_norm, rounding_norm = np.sqrt(squares).tolist()
+            norms.append((name, base_norm, delta_norm, rounding_norm))
             progress.update()
     return pd.DataFrame(norms, columns=["tensor", "base", "delta", "rounding"])
 
 
-def _merge_matrix(matrix: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float,
-                  as_trained: RowsAsTrained | None) -> np.ndarray:
+def _merge_matrix(
+    matrix: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    scale: float,
+    as_trained: RowsAsTrained | None,
+) -> np.ndarray:
     """Change a matrix [out, in] of a file in place; returns the squared norms of `add_delta`."""
     sums = np.zeros(3)
     for first in range(0, len(matrix), BLOCK):
@@ -286,24 +337,32 @@ def _merge_matrix(matrix: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
 # ── What is written ──
 
 
-def peft_tensors(targets: list[Module], adapters: Adapters,
-                 prefix: str) -> dict[str, np.ndarray]:
+def peft_tensors(
+    targets: list[Module], adapters: Adapters, prefix: str
+) -> dict[str, np.ndarray]:
     """{name: array} of adapter_model.safetensors: lora_A [r, in] and lora_B [out, r] per matrix."""
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for target in targets:
-        factors = target.factors(*adapters[target.path])
-        if target.kind == "k_einsum":  # for vLLM, whose adapter for k_proj reaches K only
-            for name, pair in list(factors.items()):
-                factors[name.replace("k_proj", "v_proj")] = pair
-        for name, (a, b) in factors.items():
-            start = f"base_model.model.{prefix}{name}"
-            tensors[f"{start}.lora_A.weight"] = a.T.copy()
-            tensors[f"{start}.lora_B.weight"] = b.T.copy()
+        a, b = adapters[target.path]
+        for name, pair in target.factors(a, b).items():
+            _add_for_peft(tensors, f"{prefix}{name}", pair)
+            if target.kind == "k_einsum":  # V is K, but vLLM's adapter for k_proj reaches K only
+                values = name.replace("k_proj", "v_proj")
+                _add_for_peft(tensors, f"{prefix}{values}", pair)
     return tensors
 
 
-def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
-                  recipe: Recipe, prefix: str) -> None:
+def _add_for_peft(tensors: dict[str, np.ndarray], module: str, pair: Pair) -> None:
+    """Add the two matrices of a module to PEFT's tensors."""
+    a, b = pair
+    start = f"base_model.model.{module}"
+    tensors[f"{start}.lora_A.weight"] = a.T.copy()
+    tensors[f"{start}.lora_B.weight"] = b.T.copy()
+
+
+def write_adapter(
+    out: Folder, targets: list[Module], adapters: Adapters, recipe: Recipe, prefix: str
+) -> None:
     """Write the adapters as PEFT stores them.
 
     Args:
@@ -311,13 +370,6 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
       targets, adapters, prefix: as for `check`.
       recipe: 03's.
     """
-    pattern = architecture.PEFT_TARGETS  # the language model's layers only
-    if recipe.partial:  # else PEFT would make random adapters for what was left out
-        names: list[str] = []
-        for target in targets:
-            names += map(re.escape, target.names)
-        one_of_them = "|".join(sorted(names))
-        pattern = rf"model\.(language_model\.)?({one_of_them})"
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -327,28 +379,47 @@ def write_adapter(out: Folder, targets: list[Module], adapters: Adapters,
         "bias": "none",
         "base_model_name_or_path": recipe.base_model,
         "inference_mode": True,
-        "target_modules": pattern,
+        "target_modules": _peft_pattern(targets, recipe),
     }
+    tensors = peft_tensors(targets, adapters, prefix)
     with atomic_dir(out, ours="adapter_config.json") as folder:
-        tensors = peft_tensors(targets, adapters, prefix)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         write_json(folder / "adapter_config.json", config)
 
 
-def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
-        recipe: Recipe, prefix: str,
-        as_trained: RowsAsTrained | None = None) -> Merge:
-    """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they are current.
+def _peft_pattern(targets: list[Module], recipe: Recipe) -> str:
+    """The pattern by which PEFT finds the modules that have adapters.
 
-    `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It comes
-    last, so what it describes is finished. A folder whose files are whole isn't made again because
-    the other one's aren't.
+    If some modules were left out on purpose, it names the others one by one, because PEFT makes
+    random adapters for all that the pattern matches.
+    """
+    if not recipe.partial:
+        return architecture.PEFT_TARGETS  # the language model's layers only
+    names: list[str] = []
+    for target in targets:
+        names += map(re.escape, target.names)
+    one_of_them = "|".join(sorted(names))
+    return rf"model\.(language_model\.)?({one_of_them})"
+
+
+def run(
+    base: Folder,
+    targets: list[Module],
+    adapters: Adapters,
+    step: int,
+    recipe: Recipe,
+    prefix: str,
+) -> Merge:
+    """Make `merged/`, `adapter/` and `merge.json` of the run directory, unless they're current.
+
+    `merge.json` has what they were made from (`inputs`) and the SHA-256 of every file. It's written
+    last, so what it describes is finished. If only `adapter/` is damaged, `merged/` stays.
 
     Args:
       base: the base's folder.
       targets, adapters, prefix: as for `check`.
-      step, recipe: of the checkpoint, and 03's.
-      as_trained: as for `merge_model`.
+      step, recipe: of the checkpoint, and 03's. If it stored the base quantised, the adapters are
+        merged into what it multiplied with.
 
     Returns:
       The `Merge`.
@@ -356,7 +427,6 @@ def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
     path = run_dir("merge.json")
     merged = run_dir("merged")
     adapter = run_dir("adapter")
-    scale = recipe.scale
     inputs = inputs_of(base, adapters, step, recipe)
     record = Merge.load_if_whole(path)  # a damaged one is written again, here
     norms = None
@@ -370,18 +440,35 @@ def run(base: Folder, targets: list[Module], adapters: Adapters, step: int,
             print(f"{name} is {what}: making all of its folder again")
         if not bad:
             norms = record.norms
+
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
-        norms = merge_model(base, merged, plan, scale, as_trained).to_dict("records")
+        table = merge_model(base, merged, plan, recipe.scale, rows_as_trained(recipe))
+        norms = table.to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
-    record = Merge(inputs=inputs, step=step, scale=scale, base=str(base), recipe=recipe,
-                   files=hashes(merged), adapter_files=hashes(adapter), norms=norms)
+    record = Merge(
+        inputs=inputs,
+        step=step,
+        scale=recipe.scale,
+        base=str(base),
+        recipe=recipe,
+        files=hashes(merged),
+        adapter_files=hashes(adapter),
+        norms=norms,
+    )
     record.save(path)
     return record
 
 
-def inputs_of(base: Folder, adapters: Adapters, step: int,
-              recipe: Recipe) -> dict[str, Any]:
+def rows_as_trained(recipe: Recipe) -> RowsAsTrained | None:
+    """What makes rows of the base's files those that a run multiplied with; None: they are."""
+    if not recipe.base_dtype:
+        return None
+    from helpers import quantized  # JAX, which the rest of a merge doesn't need
+    return quantized.as_trained(recipe.base_dtype, recipe.dtype)
+
+
+def inputs_of(base: Folder, adapters: Adapters, step: int, recipe: Recipe) -> dict[str, Any]:
     """What decides every byte that 04 writes: equal inputs give equal files."""
     pairs = {}
     for name, (a, b) in adapters.items():

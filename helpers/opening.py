@@ -22,6 +22,14 @@ PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-chec
 # Modules that Colab's kernel may have loaded before the first cell, and their packages.
 LOADED_EARLY = {"numpy": "numpy", "PIL": "pillow", "pandas": "pandas", "scipy": "scipy",
                 "pyarrow": "pyarrow", "matplotlib": "matplotlib", "jax": "jax", "jaxlib": "jaxlib"}
+# What makes the libraries quiet, where the reader hasn't chosen otherwise.
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "GRPC_VERBOSITY": "ERROR",
+    "TOKENIZERS_PARALLELISM": "true",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 
 
 def machine(devices: int = 0, always: str = "") -> None:
@@ -30,15 +38,16 @@ def machine(devices: int = 0, always: str = "") -> None:
     Args:
       devices: 0 leaves JAX alone. Otherwise the number of devices the page wants: on a machine
         without an accelerator that many CPU devices are simulated, so that the same sharded
-        program runs; on a TPU all its chips are used and `devices` is not looked at.
+        program runs; on a TPU all its chips are used, whatever `devices` says.
       always: the size of a page that has only one, whatever `SIZE` and the hardware say.
 
     Raises:
-      UserError: this is somebody else's Python; or there are TPU chips, and JAX cannot use them; or
+      UserError: this is somebody else's Python; or there are TPU chips, and JAX can't use them, or
         no size is meant for them.
     """
-    if os.environ.get("RUN_DIR"):  # relative to where the reader stands, not to the repository
-        os.environ["RUN_DIR"] = os.path.abspath(os.path.expanduser(os.environ["RUN_DIR"]))
+    chosen = os.environ.get("RUN_DIR")
+    if chosen:  # it's relative to where the reader stands, not to the repository
+        os.environ["RUN_DIR"] = os.path.abspath(os.path.expanduser(chosen))
     os.chdir(ROOT)
     run.one_line_errors()
     if kaggle.on_kaggle():
@@ -55,19 +64,27 @@ def start(devices: int = 0, always: str = "") -> None:
         os.environ["SIZE"] = always
     if kaggle.on_kaggle() and size() != "tiny":
         _on_a_v5e_8()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    _describe()
+    host = 0
+    if devices:
+        host = _start_jax(devices)
+    if host == 0:  # of several hosts the first one writes
+        run.writing()
+
+
+def _describe() -> None:
+    """Print this machine, the versions of its packages, the size, and where results go."""
     folder = tempfile.gettempdir()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(folder).free / 2**30
+    commit = run.commit_of(ROOT) or "no git"
     print(f"python {platform.python_version()} | {os.cpu_count()} cores | "
-          f"{memory:.0f} GiB memory | {free:.0f} GiB free in {folder} | "
-          f"commit {run.commit_of(ROOT) or 'no git'}")
+          f"{memory:.0f} GiB memory | {free:.0f} GiB free in {folder} | commit {commit}")
+
     versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
     for place in range(0, len(versions), 4):
         print(" | ".join(versions[place:place + 4]))
     print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
-    host = _start_jax(devices) if devices else 0
-    if host == 0:  # of several hosts the first one writes
-        run.writing()
 
 
 def _on_a_v5e_8() -> None:
@@ -93,23 +110,15 @@ def install() -> None:
       UserError: this is somebody else's Python, and nothing was changed; or all is installed, but
         this process still holds older versions.
     """
-    environment = ROOT / ".venv"
-    ours = environment.exists() and os.path.samefile(sys.prefix, environment)
-    told = any(Path(sys.prefix).glob(".gemma4-on-tpu-t[pr]*"))  # setup.sh's stamps: train, tpu
-    lent = "COLAB_RELEASE_TAG" in os.environ or kaggle.on_kaggle()
-    if not (ours or told or lent):
+    if not _may_install():
+        environment = ROOT / ".venv"
         first = "" if environment.exists() else f"make it (cd {ROOT} && ./setup.sh train), then "
         raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. "
                         f"The series has its own: {first}choose {environment}/bin/python as the "
                         "kernel.")
     subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
     importlib.invalidate_caches()
-    old = []
-    for module, package in LOADED_EARLY.items():
-        if module not in sys.modules:
-            continue
-        if sys.modules[module].__version__ != metadata.version(package):
-            old.append(package)
+    old = _loaded_too_early()
     if old:
         raise UserError(f"all is installed, but this kernel began with older versions of "
                         f"{', '.join(old)}. Restart it, once: in Colab choose Runtime, Restart "
@@ -117,11 +126,31 @@ def install() -> None:
                         "Run All.")
 
 
+def _may_install() -> bool:
+    """Is it ours to change the packages of this Python?"""
+    if "COLAB_RELEASE_TAG" in os.environ or kaggle.on_kaggle():
+        return True
+    environment = ROOT / ".venv"
+    if environment.exists() and os.path.samefile(sys.prefix, environment):
+        return True
+    stamps = Path(sys.prefix).glob(".gemma4-on-tpu-t[pr]*")  # setup.sh leaves them: train, tpu
+    return any(stamps)
+
+
+def _loaded_too_early() -> list[str]:
+    """The packages of which this process holds another version than the one that's installed."""
+    old = []
+    for module, package in LOADED_EARLY.items():
+        if module not in sys.modules:
+            continue
+        if sys.modules[module].__version__ != metadata.version(package):
+            old.append(package)
+    return old
+
+
 def quiet() -> None:
     """Silence the libraries' chatter (XLA, absl, transformers); errors still show."""
-    for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("GRPC_VERBOSITY", "ERROR"),
-                        ("TOKENIZERS_PARALLELISM", "true"), ("TRANSFORMERS_VERBOSITY", "error"),
-                        ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if track.choice() != "wandb":  # Tunix would ask W&B by itself
         os.environ.setdefault("WANDB_MODE", "disabled")
@@ -129,9 +158,12 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="`with mesh:`")  # where Tunix looks for its mesh
     for name in ("absl", "jax"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # What fails in a thread of Orbax is raised again where it is waited for: not logged, too.
-    logging.getLogger("absl").addFilter(
-        lambda record: not (record.exc_info and "orbax" in record.pathname))
+    logging.getLogger("absl").addFilter(_is_not_raised_again)
+
+
+def _is_not_raised_again(record: logging.LogRecord) -> bool:
+    """False for what fails in a thread of Orbax: it's raised again where somebody waits for it."""
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
 def join_hosts(count: int = 1) -> None:
@@ -145,43 +177,71 @@ def join_hosts(count: int = 1) -> None:
       count: hosts of this slice, as `tables.hardware` sees them. Each has to run the same program.
     """
     import jax
-    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
-        jax.distributed.initialize(address, int(os.environ["JAX_NUM_PROCESSES"]),
-                                   int(os.environ["JAX_PROCESS_ID"]))
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if address:
+        processes = int(os.environ["JAX_NUM_PROCESSES"])
+        number = int(os.environ["JAX_PROCESS_ID"])
+        jax.distributed.initialize(address, processes, number)
     elif count > 1:
         jax.distributed.initialize()
 
 
 def _start_jax(devices: int) -> int:
-    """Start JAX on the chips, or on so many simulated devices; gives the number of this host."""
+    """Start JAX on the chips, or on so many simulated devices; gives the number of this host.
+
+    Raises:
+      UserError: there are chips, and JAX can't use them; or it can't start at all.
+    """
     here = hardware.here()
     # On a TPU the CPU has to be asked for twice: by SIZE=tiny, and by JAX's own variable.
     asked_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu") and size() == "tiny"
-    tpu = here.accelerator == "tpu" and not asked_cpu
-    if tpu and here.trouble:
+    on_tpu = here.accelerator == "tpu" and not asked_cpu
+    if on_tpu and here.trouble:
         raise UserError(f"{here}: {here.trouble}.")
-    if not tpu:
+    if not on_tpu:
         _simulate(devices)
     import jax
-    if not tpu:
+    hosts = here.hosts
+    if not on_tpu:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    join_hosts(here.hosts if tpu else 1)
+        hosts = 1
+    join_hosts(hosts)
+
+    backend = _backend(here)
+    if on_tpu and backend != "tpu":
+        raise UserError(f"{here}, but JAX runs on the {backend.upper()}. Run ./setup.sh train for "
+                        "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")
+    _say_devices(backend, devices)
+    return jax.process_index()
+
+
+def _backend(here: hardware.Hardware) -> str:
+    """What JAX runs on: "tpu", "cpu" or "gpu". This starts it.
+
+    Raises:
+      UserError: it can't start.
+    """
+    import jax
     try:
-        backend = jax.default_backend()
+        return jax.default_backend()
     except (RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0]
         asked = os.environ.get("JAX_PLATFORMS")
         if asked:
             why = f"JAX_PLATFORMS={asked} asks for something else. Unset it."
         raise UserError(f"{here}, but JAX cannot start: {why}") from error
-    if tpu and backend != "tpu":
-        raise UserError(f"{here}, but JAX runs on the {backend.upper()}. Run ./setup.sh train for "
-                        "its TPU build, unset JAX_PLATFORMS, and start this kernel again.")
+
+
+def _say_devices(backend: str, wanted: int) -> None:
+    """Print which devices JAX has, and on how many hosts."""
+    import jax
     kinds = sorted({device.device_kind for device in jax.devices()})
-    simulated = " (simulated)" if backend == "cpu" and devices > 1 else ""
-    hosts = f", {jax.process_count()} hosts" if jax.process_count() > 1 else ""
-    print(f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}{simulated}{hosts}")
-    return jax.process_index()
+    line = f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}"
+    if backend == "cpu" and wanted > 1:
+        line += " (simulated)"
+    if jax.process_count() > 1:
+        line += f", {jax.process_count()} hosts"
+    print(line)
 
 
 def _simulate(devices: int) -> None:

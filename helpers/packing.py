@@ -1,4 +1,7 @@
-"""Several whole examples in one row of fixed length (00, 02), and the folder that 03 reads."""
+"""Packing puts several whole examples into one row of fixed length (00, 02).
+
+`save_data` writes the folder of packed rows that 03 reads, and `check_data` checks it.
+"""
 
 import bisect
 from collections.abc import Sequence
@@ -11,25 +14,38 @@ import pandas as pd
 from helpers.records import DataMeta
 from helpers.run import UserError, atomic_dir, changed, digest, hashes, write_json
 
-COLUMNS = {
+COLUMNS = {  # a row's arrays and their dtypes
     "tokens": np.int32,
     "loss_mask": np.bool_,
     "segment_ids": np.int32,
     "positions": np.int32,
 }
-Packed = dict[str, np.ndarray]
+Packed = dict[str, np.ndarray]  # by the names of COLUMNS, each [rows, length]
 
 
 def fill_rows(lengths: Sequence[int] | np.ndarray, length: int, seed: int) -> list[list[int]]:
-    """Share examples out to rows of `length`, in random order, by best fit: a list for each row."""
+    """Share examples out to rows.
+
+    The examples come in random order. Each goes to the fullest row that still has room for it, or
+    to a new row.
+
+    Args:
+      lengths: tokens of each example, at most `length`.
+      length: tokens of a row.
+      seed: of the order.
+
+    Returns:
+      For each row, the numbers of its examples.
+    """
     rows: list[list[int]] = []
     gaps: list[tuple[int, int]] = []  # (free places, row), sorted
     order = np.random.default_rng(seed).permutation(len(lengths))
     for example in order.tolist():
         needed = int(lengths[example])
         fullest = bisect.bisect_left(gaps, (needed, -1))
-        if fullest == len(gaps):  # none has room
-            gaps.append((length, len(rows)))
+        if fullest == len(gaps):  # no row has room
+            new_row = len(rows)
+            gaps.append((length, new_row))
             rows.append([])
         free, row = gaps.pop(fullest)
         rows[row].append(example)
@@ -40,20 +56,29 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, length: int, seed: int) -> li
 def pack_arrays(
     ids: Sequence[Any], masks: Sequence[Any], length: int, seed: int
 ) -> Packed:
-    """All packed rows as four arrays of shape [rows, length]; padding is 0 in each of them."""
+    """All packed rows as four arrays of shape [rows, length]; padding is 0 in each of them.
+
+    Args:
+      ids: the token ids of each example.
+      masks: for each example, True where a token is trained.
+      length: tokens of a row.
+      seed: of the order in which examples are packed.
+    """
     lengths = [len(example) for example in ids]
     rows = fill_rows(lengths, length, seed)
     packed: Packed = {}
     for name, kind in COLUMNS.items():
         packed[name] = np.zeros((len(rows), length), kind)
+
     for row, examples in enumerate(rows):
         begin = 0
         for segment, example in enumerate(examples, start=1):
-            end = begin + lengths[example]
+            count = lengths[example]
+            end = begin + count
             packed["tokens"][row, begin:end] = ids[example]
             packed["loss_mask"][row, begin:end] = masks[example]
             packed["segment_ids"][row, begin:end] = segment
-            packed["positions"][row, begin:end] = np.arange(lengths[example])
+            packed["positions"][row, begin:end] = np.arange(count)
             begin = end
     return packed
 
@@ -61,10 +86,13 @@ def pack_arrays(
 def length_study(
     lengths: np.ndarray, limits: Sequence[int], length: int, seed: int
 ) -> pd.DataFrame:
-    """A table: for each limit, examples kept, padding without packing, real tokens with packing.
+    """What a limit on the length of examples would cost and save, a row of a table for each limit.
+
+    Its columns are the share of examples that are kept, the share of padding with one example per
+    row, and the share of real tokens with packing.
 
     Args:
-      lengths: array of the examples' tokens.
+      lengths: tokens of each example.
       limits: longer examples are dropped.
       length, seed: of the packed rows, as for `pack_arrays`; a row is at least as long as a limit.
     """
@@ -79,7 +107,8 @@ def length_study(
             "padding, one per row": 1 - kept.mean() / limit,
             "real tokens, packed": kept.sum() / row_length / len(rows),
         })
-    return pd.DataFrame(studied).set_index("longest kept")
+    table = pd.DataFrame(studied)
+    return table.set_index("longest kept")
 
 
 # ── What 02 leaves for 03 ──
@@ -88,33 +117,38 @@ def length_study(
 def save_data(
     folder: str | Path, parts: dict[str, Packed], samples: list[Any], facts: dict[str, Any]
 ) -> None:
-    """Write `data/` as 03 reads it; the folder appears under its name when it is complete.
+    """Write `data/` as 03 reads it. The folder appears under its name when it's complete.
 
     Args:
       folder: `data/` of the run directory.
       parts: {"train" | "val": the four arrays of `pack_arrays`}.
       samples: held-out examples, for `samples.json`.
       facts: for `meta.json`, which also gets the SHA-256 of every file.
+
+    Raises:
+      UserError: `facts` lack something that `DataMeta` has.
     """
-    with atomic_dir(folder, ours="meta.json") as beside:
+    with atomic_dir(folder, ours="meta.json") as unfinished:
         for part, columns in parts.items():
-            (beside / part).mkdir()
+            place = unfinished / part
+            place.mkdir()
             for name, column in columns.items():
-                np.save(beside / part / f"{name}.npy", column)
-        write_json(beside / "samples.json", samples)
-        files = hashes(beside)
+                np.save(place / f"{name}.npy", column)
+        write_json(unfinished / "samples.json", samples)
+        files = hashes(unfinished)
         meta = {**facts, "files": files, "data_sha256": digest(files)}
-        write_json(beside / "meta.json", meta)
-        DataMeta.load(beside / "meta.json")  # what 02 writes, the pages after it can read
+        write_json(unfinished / "meta.json", meta)
+        DataMeta.load(unfinished / "meta.json")  # so the pages after 02 can read it
 
 
 def check_data(folder: str | Path) -> DataMeta:
-    """The `DataMeta` of packed rows, which are byte for byte those that 02 wrote.
+    """The `DataMeta` of packed rows, once it's clear that they're byte for byte what 02 wrote.
 
     Raises:
-      UserError: something is missing or has changed since; names it.
+      UserError: something is missing or has changed since; the message names it.
     """
     meta = DataMeta.load(Path(folder) / "meta.json")
-    if wrong := changed(folder, meta.files):
+    wrong = changed(folder, meta.files)
+    if wrong:
         raise UserError(f"{folder} is not what 02 wrote: {wrong}. Run 02_data.py again.")
     return meta

@@ -1,7 +1,7 @@
 """The programs that a run of 03 compiles, from its settings and from shapes alone.
 
-03 runs them, and 08 hands the same ones to a TPU's compiler: for each of them, what was compiled is
-what runs. `shapes_of` says how large their arguments are, `lower` traces one of them.
+03 runs them, and 08 hands the same programs to a TPU's compiler. So what 08 compiled is what 03
+runs. `shapes_of` says how large their arguments are, and `lower` traces one of them.
 """
 
 import math
@@ -11,21 +11,20 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-import qwix
 from flax import nnx
 from jax.sharding import Mesh
 from tunix.models.gemma4.model import Gemma4
 
-from helpers import gemma, train
+from helpers import gemma, quantized, train
 
 # In the order in which they run. Each adapter is made by a program of its own, of one array.
 PROGRAMS = ("answers before", "optimizer state", "evaluation", "step", "answers after")
-STOPS = (1, 106, 50)  # ids that end an answer of Gemma 4; which ones changes no shape
+STOPS = (1, 106, 50)  # ids that end an answer of Gemma 4; other ids would change no shape
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """How large the arguments of a run's programs are, beside the model itself."""
+    """How large the arguments of a run's programs are, apart from the model itself."""
 
     step: tuple[int, int, int]        # [M micro-batches, B rows, T tokens] of an optimizer step
     evaluation: tuple[int, int, int]  # the same of a validation
@@ -34,8 +33,14 @@ class Shapes:
     at_once: int                      # tokens of the prompts that are read in one pass
 
 
-def shapes_of(cfg: train.Settings, fsdp: int, length: int, trained: int, held_out: int,
-              prompts: Sequence[int]) -> Shapes:
+def shapes_of(
+    cfg: train.Settings,
+    fsdp: int,
+    length: int,
+    trained: int,
+    held_out: int,
+    prompts: Sequence[int],
+) -> Shapes:
     """The `Shapes` of a run.
 
     Args:
@@ -50,48 +55,80 @@ def shapes_of(cfg: train.Settings, fsdp: int, length: int, trained: int, held_ou
       UserError: as `train.micro_batches_of`.
     """
     micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
-    validated = math.ceil(min(cfg.validation_rows, held_out) / micro_rows)
-    answers = gemma.answer_shape(prompts, cfg.answer_tokens, fsdp)
-    return Shapes((micro_batches, micro_rows, length), (validated, micro_rows, length), trained,
-                  answers, gemma.read_at_once(np.array(prompts)))
+    validation_rows = min(cfg.validation_rows, held_out)
+    validations = math.ceil(validation_rows / micro_rows)
+    return Shapes(
+        step=(micro_batches, micro_rows, length),
+        evaluation=(validations, micro_rows, length),
+        trained=trained,
+        answers=gemma.answer_shape(prompts, cfg.answer_tokens, fsdp),
+        at_once=gemma.read_at_once(np.array(prompts)),
+    )
 
 
-def adapted(model: Gemma4, cfg: train.Settings, mesh: Mesh,
-            provider: qwix.QuantizationProvider | None = None) -> Gemma4:
-    """A model, real or abstract, as 03 trains it: attention by blocks, and adapters.
+def adapted(model: Gemma4, cfg: train.Settings, mesh: Mesh) -> Gemma4:
+    """A model as 03 trains it: it has adapters, and computes attention by blocks.
 
-    A quantised base (11) brings its own `provider`.
+    Args:
+      model: the base, real or abstract, stored as `cfg` says. Its attention layers are changed in
+        place.
+      cfg: 03's settings.
+      mesh: that the model lives on.
     """
+    provider = quantized.provider(
+        cfg.base_dtype,
+        cfg.rank,
+        cfg.alpha,
+        cfg.targets,
+        cfg.int8_products,
+    )
     if cfg.attention_block:
         gemma.use_block_attention(model, cfg.attention_block)
-    return gemma.inject_lora(model, cfg.rank, cfg.alpha, mesh, cfg.targets, cfg.seed, cfg.partial,
-                             provider)
+    return gemma.inject_lora(
+        model,
+        cfg.rank,
+        cfg.alpha,
+        mesh,
+        cfg.targets,
+        cfg.seed,
+        cfg.partial,
+        provider,
+    )
 
 
-def lower(program: str, cfg: train.Settings, shapes: Shapes, mesh: Mesh, model: Gemma4,
-          steps: int = 1_200) -> jax.stages.Lowered:
+def lower(
+    program: str,
+    cfg: train.Settings,
+    shapes: Shapes,
+    mesh: Mesh,
+    model: Gemma4,
+    steps: int = 1_200,
+) -> jax.stages.Lowered:
     """One of `PROGRAMS`, lowered: traced, not yet compiled.
 
     Args:
       program: its name.
       cfg, shapes: of the run.
-      mesh: of devices that this machine has, or of a TPU's that it hasn't.
-      model: abstract; with adapters (`adapted`), but for the answers before.
+      mesh: of this machine's devices, or of a TPU's that it doesn't have.
+      model: abstract, and with adapters (`adapted`), except for the answers before.
       steps: of the schedule; they change a constant and no shape.
     """
     if program.startswith("answers"):
         return _lower_answers(model, shapes, mesh)
-    optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
-                                     cfg.max_grad_norm)
+    schedule = train.make_schedule(cfg, steps)
+    optimizer = train.make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
     loss_fn = train.make_loss(shapes.trained)
     if program == "step":
         return train.lower_step(model, optimizer, loss_fn, mesh, shapes.step)
+
     state, frozen = train.start(model, optimizer, mesh)
     with mesh:
         if program == "optimizer state":
-            return train.jit_optimizer_state(optimizer, state.opt_state).lower(state.adapters)
-        return train.jit_eval_step(model, loss_fn).lower(
-            state.adapters, frozen, train.abstract_batch(shapes.evaluation, mesh))
+            first_state = train.jit_optimizer_state(optimizer, state.opt_state)
+            return first_state.lower(state.adapters)
+        batch = train.abstract_batch(shapes.evaluation, mesh)
+        evaluate = train.jit_eval_step(model, loss_fn)
+        return evaluate.lower(state.adapters, frozen, batch)
 
 
 def _lower_answers(model: Gemma4, shapes: Shapes, mesh: Mesh) -> jax.stages.Lowered:
@@ -105,13 +142,15 @@ def _lower_answers(model: Gemma4, shapes: Shapes, mesh: Mesh) -> jax.stages.Lowe
 
 
 def beside(program: str, cfg: train.Settings, mesh: Mesh, model: Gemma4) -> float:
-    """GiB of one device that lie beside a program's own arguments while it runs in 03.
+    """GiB that one device holds, beside a program's own arguments, while the program runs in 03.
 
-    What trains a model stays while it answers and is evaluated: Adam's moments. While an optimizer
-    state is made, the frozen weights are there.
+    Adam's moments stay in memory while the model answers and while it's evaluated. The frozen
+    weights are there while the optimizer's state is made.
     """
     if program in ("step", "answers before"):
         return 0.0
     optimizer = train.make_optimizer(lambda step: 1.0, cfg.weight_decay, cfg.max_grad_norm)
     state, frozen = train.start(model, optimizer, mesh)
-    return gemma.gib(frozen if program == "optimizer state" else state.opt_state)
+    if program == "optimizer state":
+        return gemma.gib(frozen)
+    return gemma.gib(state.opt_state)

@@ -40,7 +40,8 @@ class Record:
         if where is None or path.is_dir():
             path = path.joinpath(*cls.PLACE)
         require(path, cls.PAGE)
-        value = files.read_json(path, cls._fix(cls.PAGE))
+        fix = cls._fix(cls.PAGE)
+        value = files.read_json(path, fix)
         return cls.from_json(value, path)
 
     @classmethod
@@ -82,10 +83,12 @@ class Record:
         Raises:
           TypeError: see `to_json`.
         """
-        files.write_json(where or run_dir(*self.PLACE), self.to_json())
+        path = where or run_dir(*self.PLACE)
+        files.write_json(path, self.to_json())
 
     @staticmethod
     def _fix(page: str) -> str:
+        """What to do about a file that can't be used."""
         return (f"It's damaged, or from another version of this repository. Run {page} again, "
                 "which writes it.")
 
@@ -188,6 +191,8 @@ class Recipe(_AskedAs, Record):
     val_loss_after: float
     examples_per_step: float
     adapter_sha256: str = ""  # `weights.adapters_digest` of the final adapters
+    base_dtype: str = ""      # how the base was stored, if it was quantised (`helpers.quantized`)
+    int8_products: bool = False
 
     @property
     def scale(self) -> float:
@@ -196,8 +201,11 @@ class Recipe(_AskedAs, Record):
 
     def asked_otherwise(self, data: DataMeta) -> list[str]:
         """The names of what decides a prompt and has changed in the data since the training."""
-        decides = ("system", "reasoning", "template_sha256")
-        return [name for name in decides if getattr(data, name) != getattr(self, name)]
+        changed = []
+        for name in ("system", "reasoning", "template_sha256"):
+            if getattr(data, name) != getattr(self, name):
+                changed.append(name)
+        return changed
 
 
 @dataclass(frozen=True)

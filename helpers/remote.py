@@ -1,7 +1,8 @@
-"""What is not on this machine: a base on the hub or in a bucket, checkpoints there, verilog-eval.
+"""Brings what isn't on this machine: a base from the hub or from a bucket, and verilog-eval.
 
-Buckets are fsspec's: gs:// here, any other that its packages know. A run is copied into one and
-back by `gcloud storage rsync` (scripts/vm.sh), checkpoints go there by Orbax itself.
+fsspec reads the buckets, so gs:// works here, and so does every other kind whose package is
+installed. scripts/vm.sh copies a run into a bucket and back (`gcloud storage rsync`), and Orbax
+writes its checkpoints there by itself.
 """
 
 import contextlib
@@ -13,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.run import UserError, atomic_dir, local_path, phase, room
+from helpers.run import UserError, atomic_dir, is_a_bug, local_path, phase, room
 
 VERILOG_EVAL = "https://github.com/NVlabs/verilog-eval"
 COMMIT = "c498220d0a52248f8e3fdffe279075215bde2da6"
-Fetch = Callable[[list[str]], None]
+Fetch = Callable[[list[str]], None]  # of the names of a model's files
 OUR_COPY = Path("runs/verilog-eval")
 SMALL = ("*.json", "*.jinja", "tokenizer*")  # a model's files that aren't weights
 
@@ -26,9 +27,13 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
     """A local directory for a local path, a Hugging Face id or an address in a bucket.
 
     Remote models go to TMPDIR (on a TPU VM: /dev/shm, because its boot disk is too small), once.
-    Without `weights` only config, tokenizer and chat template are fetched; without `fetch` nothing
-    is but the index of the weights, and what would be refused is refused now. Of several processes
-    one fetches, and the others wait for it.
+    Of several processes one fetches, and the others wait for it.
+
+    Args:
+      source: the model. A directory here is given back as it is.
+      weights: False fetches only config, tokenizer and chat template.
+      fetch: False fetches nothing but the index of the weights, and refuses now whatever would be
+        refused later.
 
     Raises:
       UserError: nothing is there, or there is no room.
@@ -37,20 +42,15 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
     if Path(text).is_dir():
         return Path(text)
     from filelock import FileLock
-    if "://" not in text and (text.count("/") != 1 or local_path(text)):
-        raise UserError(f"{text} is neither a directory, nor a hub id, nor a gs:// address.")
-    inner = text.rpartition("://")[2].strip("/")
-    if ".." in Path(inner).parts:  # it would lead out of the folder that is ours
-        raise UserError(f"{text} has .. in it. Write the address without.")
-    target = Path(tempfile.gettempdir()) / "base" / inner
-    whole, small = target / ".complete", target / ".small"  # it was fetched with, without weights
+    target = _place_for(text)
+    # These two say that a model was fetched: the first one with its weights, the second without.
+    whole = target / ".complete"
+    small = target / ".small"
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         if whole.exists() or (small.exists() and not weights):  # fetched earlier, or as we waited
             return target
-        sizes, download = _in_bucket(text, target) if "://" in text else _on_hub(text, target)
-        if "config.json" not in sizes:
-            raise UserError(f"{text} is empty, or has no config.json: it holds no model.")
+        sizes, download = _files_of(text, target)
         names = [name for name in sizes if _is_small(name)]
         if weights:
             names += _weights_of(text, sizes, target, download)
@@ -60,13 +60,45 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
         if fetch:
             with phase(f"staging {size / 1e9:.1f} GB of {text} in {target}"):
                 download(names)
-            (whole if weights else small).touch()
+            done = whole if weights else small
+            done.touch()
     return target
+
+
+def _place_for(source: str) -> Path:
+    """The folder in TMPDIR that a remote model is fetched to.
+
+    Raises:
+      UserError: that's no name of a remote model.
+    """
+    is_address = "://" in source
+    is_hub_name = source.count("/") == 1 and not local_path(source)
+    if not is_address and not is_hub_name:
+        raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
+    inner = source.rpartition("://")[2].strip("/")
+    if ".." in Path(inner).parts:  # it would lead out of the folder that is ours
+        raise UserError(f"{source} has .. in it. Write the address without.")
+    return Path(tempfile.gettempdir()) / "base" / inner
+
+
+def _files_of(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
+    """({file: bytes} of a remote model, a function that fetches some of them to `target`).
+
+    Raises:
+      UserError: it can't be reached, or it's no model.
+    """
+    look_up = _in_bucket if "://" in source else _on_hub
+    sizes, download = look_up(source, target)
+    if "config.json" not in sizes:
+        raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
+    return sizes, download
 
 
 def _is_small(name: str) -> bool:
     """Whether a file of a model is one that we need beside the weights; folders in it aren't."""
-    return "/" not in name and any(fnmatch.fnmatch(name, pattern) for pattern in SMALL)
+    if "/" in name:
+        return False
+    return any(fnmatch.fnmatch(name, pattern) for pattern in SMALL)
 
 
 def _weights_of(source: str, sizes: Mapping[str, int], target: Path, download: Fetch) -> list[str]:
@@ -89,11 +121,16 @@ def _weights_of(source: str, sizes: Mapping[str, int], target: Path, download: F
 
 
 def _bytes_below(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Bytes of all files below a folder."""
+    total = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            total += path.stat().st_size
+    return total
 
 
 def _on_hub(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
-    """({file: bytes} of a model, a function that fetches some of them to `target`)."""
+    """As `_files_of`, for a model on the Hugging Face hub."""
     import httpx
     import huggingface_hub
 
@@ -101,8 +138,8 @@ def _on_hub(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
         try:
             return call(source, **more)
         except (httpx.HTTPError, ConnectionError) as error:
-            raise UserError(f"the Hugging Face hub does not give {source}: "
-                            f"{' '.join(str(error).split())[:200]}\n"
+            why = " ".join(str(error).split())
+            raise UserError(f"the Hugging Face hub does not give {source}: {why[:200]}\n"
                             "Log in with HF_TOKEN if it asks for a licence, or download it "
                             "yourself and pass the directory.") from error
 
@@ -111,21 +148,26 @@ def _on_hub(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
             allow_patterns=names)
 
     info = ask(huggingface_hub.HfApi().model_info, files_metadata=True)
-    return {file.rfilename: file.size or 0 for file in info.siblings}, fetch
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+    return sizes, fetch
 
 
 def _in_bucket(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
-    """As `_on_hub`."""
+    """As `_files_of`, for a model in a bucket."""
     storage, inner = bucket(source)
     with _refusals(source):
         details = storage.find(inner, detail=True)
 
     def fetch(names: list[str]) -> None:
+        sources = [f"{inner}/{name}" for name in names]
+        copies = [str(target / name) for name in names]
         with _refusals(source):
-            storage.get([f"{inner}/{name}" for name in names],
-                        [str(target / name) for name in names])
+            storage.get(sources, copies)
 
-    sizes = {path.removeprefix(f"{inner}/"): entry["size"] for path, entry in details.items()}
+    sizes = {}
+    for path, entry in details.items():
+        name = path.removeprefix(f"{inner}/")
+        sizes[name] = entry["size"]
     return sizes, fetch
 
 
@@ -141,11 +183,12 @@ def checkout(folder: str) -> Path:
       UserError: the folder is missing or holds no problem, or git can't fetch verilog-eval.
     """
     named = os.environ.get("VERILOG_EVAL_DIR")
-    path = Path(folder.replace("{checkout}", named or str(OUR_COPY)))
-    if "{checkout}" in folder and not named and not OUR_COPY.exists():
+    wants_checkout = "{checkout}" in folder
+    if wants_checkout and not named and not OUR_COPY.exists():
         _fetch_verilog_eval(OUR_COPY)
+    path = Path(folder.replace("{checkout}", named or str(OUR_COPY)))
     if not path.is_dir():
-        cause = f" (VERILOG_EVAL_DIR is {named})" if named and "{checkout}" in folder else ""
+        cause = f" (VERILOG_EVAL_DIR is {named})" if wants_checkout and named else ""
         raise UserError(f"there is no folder {path}{cause}. Name one with problems in "
                         "verilog-eval's layout (*_prompt.txt, *_ref.sv, *_test.sv).")
     if not any(path.glob("*_prompt.txt")):
@@ -156,18 +199,30 @@ def checkout(folder: str) -> Path:
 
 def _fetch_verilog_eval(target: Path) -> None:
     """Fetch one commit of verilog-eval; `target` is there when all of it is."""
+    steps = (
+        ["init", "-q"],
+        ["fetch", "-q", "--depth=1", VERILOG_EVAL, COMMIT],
+        ["checkout", "-q", "FETCH_HEAD"],
+    )
     with atomic_dir(target, ours=".git") as folder:
-        for words in (["init", "-q"], ["fetch", "-q", "--depth=1", VERILOG_EVAL, COMMIT],
-                      ["checkout", "-q", "FETCH_HEAD"]):
-            try:
-                done = subprocess.run(["git", "-C", str(folder), *words])
-            except FileNotFoundError:
-                raise UserError("git is missing, and it fetches verilog-eval. Install it (sudo "
-                                "apt-get install -y git), or set VERILOG_EVAL_DIR to a copy."
-                                ) from None
-            if done.returncode:
-                raise UserError(f"{VERILOG_EVAL} could not be fetched (see above). Set "
-                                "VERILOG_EVAL_DIR to a copy of it.")
+        for words in steps:
+            _git(folder, words)
+
+
+def _git(folder: Path, words: list[str]) -> None:
+    """Run one command of git in a folder.
+
+    Raises:
+      UserError: there is no git here, or it failed.
+    """
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words])
+    except FileNotFoundError:
+        raise UserError("git is missing, and it fetches verilog-eval. Install it (sudo apt-get "
+                        "install -y git), or set VERILOG_EVAL_DIR to a copy.") from None
+    if done.returncode:
+        raise UserError(f"{VERILOG_EVAL} could not be fetched (see above). Set VERILOG_EVAL_DIR "
+                        "to a copy of it.")
 
 
 def bucket(address: Path | str) -> tuple[Any, str]:
@@ -176,15 +231,16 @@ def bucket(address: Path | str) -> tuple[Any, str]:
     # Ordinary buckets only: gcsfs's other class asks for each bucket's kind by another protocol, up
     # to a minute a file where nobody answers. It chooses when it is imported, which comes next.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    # STORAGE_EMULATOR_HOST names another server than Google's, which asks for no login.
+    text = str(address)
     login = {}
-    if str(address).startswith("gs://") and os.environ.get("STORAGE_EMULATOR_HOST"):
+    # STORAGE_EMULATOR_HOST names another server than Google's, which asks for no login.
+    if text.startswith("gs://") and os.environ.get("STORAGE_EMULATOR_HOST"):
         login = {"token": "anon"}
-    return fsspec.core.url_to_fs(str(address).rstrip("/"), use_listings_cache=False, **login)
+    return fsspec.core.url_to_fs(text.rstrip("/"), use_listings_cache=False, **login)
 
 
 def check_writable(address: Path | str) -> None:
-    """Write and remove a small object: better before the weights are loaded than after.
+    """Write a small object and remove it: better before the weights are loaded than after.
 
     Raises:
       UserError: the bucket does not exist, or we may not write there.
@@ -197,11 +253,17 @@ def check_writable(address: Path | str) -> None:
 
 @contextlib.contextmanager
 def _refusals(address: Path | str) -> Iterator[None]:
-    """What a bucket that is missing or refuses us says, in two lines."""
+    """Turn what a bucket says that's missing or refuses us into two lines.
+
+    Raises:
+      UserError: the block failed, in whatever way.
+    """
     try:
         yield
     except Exception as error:  # each kind of storage has errors of its own
-        raise UserError(f"{address} refuses us: {(str(error) or repr(error))[:200]}\nDoes the "
-                        "bucket exist, and may this machine's service account write to it "
-                        "(roles/storage.objectUser)? docs/MACHINES.md has both commands."
-                        ) from error
+        if is_a_bug(error):
+            raise
+        why = str(error) or repr(error)
+        raise UserError(f"{address} refuses us: {why[:200]}\nDoes the bucket exist, and may this "
+                        "machine's service account write to it (roles/storage.objectUser)? "
+                        "docs/MACHINES.md has both commands.") from error

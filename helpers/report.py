@@ -23,20 +23,42 @@ from tables import hardware, measured
 ROOT = Path(__file__).resolve().parent.parent
 WARM = 3  # the first steps warm caches up, and are not counted
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "orbax-checkpoint")
+# What machine.json says of the training, and the report repeats.
+TRAINED_WITH = ("device_kind", "devices", "mesh", "remat", "sequence_length", "micro_rows",
+                "micro_batches", "base_dtype")
 SEND = ("Please send this file: https://github.com/OWNER/gemma4-on-tpu/issues/new, or as a pull "
         "request that adds it to data/measured/.")
 
 
 def training(folder: Path) -> dict[str, Any]:
-    """What 03 left in a run directory: its machine.json, and its steps from log.jsonl."""
-    records = [json.loads(line) for line in (folder / "train/log.jsonl").read_text().splitlines()]
-    steps = [record for record in records if "loss" in record]
+    """What 03 left in a run directory: its machine.json, and its steps from log.jsonl.
+
+    Raises:
+      LookupError, ValueError: no step was finished, or the log ends in half a line.
+    """
+    steps = _steps(folder / "train/log.jsonl")
     steady = steps[WARM:] or steps
-    seconds = [record["seconds"] for record in steady]
-    return {**run.read_json(folder / "train/machine.json"), "steps_measured": len(steady),
-            "step_seconds": statistics.median(seconds), "first_step_seconds": steps[0]["seconds"],
-            "real_tokens_per_second": sum(r["real_tokens"] for r in steady) / sum(seconds),
-            "first_loss": steps[0]["loss"], "last_loss": steps[-1]["loss"]}
+    seconds = [step["seconds"] for step in steady]
+    tokens = [step["real_tokens"] for step in steady]
+    return {
+        **run.read_json(folder / "train/machine.json"),
+        "steps_measured": len(steady),
+        "step_seconds": statistics.median(seconds),
+        "first_step_seconds": steps[0]["seconds"],
+        "real_tokens_per_second": sum(tokens) / sum(seconds),
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+    }
+
+
+def _steps(log: Path) -> list[dict[str, Any]]:
+    """The lines of 03's log that tell of a step; others tell of a held-out loss."""
+    steps = []
+    for line in log.read_text().splitlines():
+        record = json.loads(line)
+        if "loss" in record:
+            steps.append(record)
+    return steps
 
 
 def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
@@ -46,13 +68,21 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
       folder: the run directory; whatever is missing there is missing in the report.
       outcome: how the run ended, in one line.
     """
-    values, pages = _training(folder), _json(folder / "times.json").get("seconds", {})
-    values |= _serving(folder) | _scores(folder)
-    names = measured.fields()
+    values = _training(folder) | _serving(folder) | _scores(folder)
+    numbers = {}
+    for name in measured.fields():
+        if values.get(name) is not None:
+            numbers[name] = values[name]
     return {
-        "series": measured.SERIES, "form": measured.FORM, "send": SEND, "outcome": outcome,
-        "about": _about(folder), "versions": _versions(), "pages_seconds": pages,
-        "measured": {name: values[name] for name in names if values.get(name) is not None}}
+        "series": measured.SERIES,
+        "form": measured.FORM,
+        "send": SEND,
+        "outcome": outcome,
+        "about": _about(folder),
+        "versions": _versions(),
+        "pages_seconds": _json(folder / "times.json").get("seconds", {}),
+        "measured": numbers,
+    }
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -66,28 +96,37 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _about(folder: Path) -> dict[str, Any]:
     """Machine, size and settings to which the numbers belong."""
-    machine, facts = hardware.here(), _json(_trained(folder) / "train/machine.json")
-    data, recipe = (_json(_trained(folder) / name) for name in (
-        "data/meta.json", "train/recipe.json"))
-    kept = {name: facts.get(name) for name in (
-        "device_kind", "devices", "mesh", "remat", "sequence_length", "micro_rows",
-        "micro_batches", "base_dtype")}
-    return {
-        **asdict(machine), "slice": machine.slice, "size": run.size(),
+    trained = _trained(folder)
+    facts = _json(trained / "train/machine.json")
+    data = _json(trained / "data/meta.json")
+    recipe = _json(trained / "train/recipe.json")
+    machine = hardware.here()
+    now = datetime.datetime.now(datetime.UTC)
+    about = {
+        **asdict(machine),
+        "slice": machine.slice,
+        "size": run.size(),
         "commit": run.commit_of(ROOT, "rev-parse", "HEAD") or "no git",
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "system": platform.platform(), "cores": os.cpu_count(),
-        "base": data.get("base_model", ""), "rank": recipe.get("rank"), **kept}
+        "when": now.isoformat(timespec="seconds"),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "base": data.get("base_model", ""),
+        "rank": recipe.get("rank"),
+    }
+    for name in TRAINED_WITH:
+        about[name] = facts.get(name)
+    return about
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    """Python's version, and those of the packages that are installed."""
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _trained(folder: Path) -> Path:
@@ -99,58 +138,93 @@ def _trained(folder: Path) -> Path:
 
 
 def _training(folder: Path) -> dict[str, Any]:
+    """As `training`, with peak memory in GiB and the held-out losses; {} if 03 didn't get far."""
     place = _trained(folder)
-    if not (place / "train/log.jsonl").exists() or not (place / "train/machine.json").exists():
+    log_exists = (place / "train/log.jsonl").exists()
+    if not log_exists or not (place / "train/machine.json").exists():
         return {}
     try:
-        found = training(place)
+        values = training(place)
     except (ValueError, LookupError):  # no step was finished, or half a line was
         return {}
-    if found.get("peak_bytes_in_use"):
-        found["peak_gib_per_device"] = found["peak_bytes_in_use"] / hardware.GIB
+
+    peak = values.get("peak_bytes_in_use")
+    if peak:
+        values["peak_gib_per_device"] = peak / hardware.GIB
     recipe = _json(place / "train/recipe.json")
-    return found | {name: recipe.get(name) for name in ("val_loss_before", "val_loss_after")}
+    for name in ("val_loss_before", "val_loss_after"):
+        values[name] = recipe.get(name)
+    return values
 
 
 def _serving(folder: Path) -> dict[str, Any]:
-    """The start of the server, and the latencies at the smallest rate that 06 measured."""
-    hour = _json(folder / "first_hour/report.json").get("stages", {}).get("serve", {})
-    short = hour.get("result", {})
-    found = {"server_ready_seconds": _json(folder / "serve/ready.json").get(
-        "seconds", short.get("ready_seconds")), "ttft_p50_ms": short.get("p50_ttft_ms"),
-        "tpot_p50_ms": short.get("p50_tpot_ms"),
-        "output_tokens_per_second": short.get("output_throughput")}
-    path = folder / "bench/results.csv"
-    if not path.exists():
-        return found
-    with open(path, newline="", encoding="utf-8") as file:
+    """How fast the server of 05 was ready, and what 06 measured of it.
+
+    A first hour measures the server, too. Its numbers stand where 05 or 06 left none.
+    """
+    stages = _json(folder / "first_hour/report.json").get("stages", {})
+    hour = stages.get("serve", {}).get("result", {})
+    ready = _json(folder / "serve/ready.json")
+    values = {
+        "server_ready_seconds": ready.get("seconds", hour.get("ready_seconds")),
+        "ttft_p50_ms": hour.get("p50_ttft_ms"),
+        "tpot_p50_ms": hour.get("p50_tpot_ms"),
+        "output_tokens_per_second": hour.get("output_throughput"),
+    }
+    return values | _benchmark(folder / "bench/results.csv")
+
+
+def _benchmark(results: Path) -> dict[str, float]:
+    """What 06 measured: latencies at its lowest rate, and the most tokens a second at any rate.
+
+    {} if it measured nothing.
+    """
+    if not results.exists():
+        return {}
+    with open(results, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["ttft_p50_ms"]]
     if not rows:
-        return found
-    alone = min(rows, key=lambda row: (float(row["rate"]), float(row["input_len"])))
-    return found | {
-        "ttft_p50_ms": float(alone["ttft_p50_ms"]), "tpot_p50_ms": float(alone["tpot_p50_ms"]),
-        "tpot_floor_ms": float(alone["tpot_floor_ms"]),
-        "output_tokens_per_second": max(float(row["output_tok_s"]) for row in rows)}
+        return {}
+    calmest = min(rows, key=_load)
+    throughputs = [float(row["output_tok_s"]) for row in rows]
+    return {
+        "ttft_p50_ms": float(calmest["ttft_p50_ms"]),
+        "tpot_p50_ms": float(calmest["tpot_p50_ms"]),
+        "tpot_floor_ms": float(calmest["tpot_floor_ms"]),
+        "output_tokens_per_second": max(throughputs),
+    }
+
+
+def _load(row: dict[str, str]) -> tuple[float, float]:
+    """How much work a row of results.csv gave the server: requests a second, tokens of each."""
+    return float(row["rate"]), float(row["input_len"])
 
 
 def _scores(folder: Path) -> dict[str, Any]:
+    """pass@1 of both models, and the number of problems, as 07 left them."""
     compared = _json(folder / "eval/comparison.json")
-    found = {}
+    values = {}
     for model in ("base", "tuned"):
         scores = compared.get(model, {})
-        found[f"pass_at_1_{model}"] = scores.get("pass@1")
-        found["problems"] = scores.get("n_problems")
-    return found
+        values[f"pass_at_1_{model}"] = scores.get("pass@1")
+        values["problems"] = scores.get("n_problems")
+    return values
 
 
 def main(words: list[str]) -> None:
-    """Write the report of a run directory, and say where to send it."""
+    """Write the report of a run directory, and say where to send it.
+
+    Args:
+      words: the run directory, the file to write, and how the run ended, which may be left out.
+    """
     if len(words) not in (2, 3):
         sys.exit(__doc__)
-    report = collect(Path(words[0]), *words[2:])
-    run.write_json(words[1], report)
-    print(f"{words[1]}: {len(report['measured'])} numbers of {len(measured.fields())}. {SEND}")
+    folder, target, *outcome = words
+    report = collect(Path(folder), *outcome)
+    run.write_json(target, report)
+    measured_here = len(report["measured"])
+    all_numbers = len(measured.fields())
+    print(f"{target}: {measured_here} numbers of {all_numbers}. {SEND}")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def one_line_errors() -> None:
 def what_to_do(error: BaseException) -> str:
     """The line of an error that a reader can mend; "" for any other.
 
-    Those are a `UserError`, and a place of ours (`_setting_of`) that is full or that we may not
-    write. Everything else is a bug and keeps its traceback.
+    There are two kinds: a `UserError`, and a place of ours (`_setting_of`) that's full or that we
+    may not write. Everything else is a bug and keeps its traceback.
     """
     if isinstance(error, UserError):
         return str(error)
@@ -63,7 +63,43 @@ def what_to_do(error: BaseException) -> str:
         setting = "RUN_DIR"
     else:
         setting = _setting_of(place)
-    return files.refusal(number, place, setting) if setting else ""
+    if not setting:
+        return ""
+    return files.refusal(number, place, setting)
+
+
+class DamagedError(Exception):
+    """A file that can be read, and isn't what was saved."""
+
+
+def is_a_bug(error: BaseException) -> bool:
+    """Whether an error began in our own code, and not in a library or in a file that we read.
+
+    Ask this where a library's error means that a file is damaged or a service refuses: an error of
+    ours means neither, and keeps its traceback. A `UserError` or a `DamagedError` isn't a bug.
+    """
+    trace = error.__traceback__
+    if trace is None or isinstance(error, (UserError, DamagedError)):
+        return False
+    while trace.tb_next:
+        trace = trace.tb_next
+    return Path(trace.tb_frame.f_code.co_filename).parent in (_ROOT / "helpers", _ROOT / "tables")
+
+
+@contextlib.contextmanager
+def damaged_notes(folder: object) -> Iterator[None]:
+    """Open a folder of checkpoints inside this: Orbax reads the notes of all of them at once.
+
+    Raises:
+      UserError: the notes of one checkpoint are JSON, but not what Orbax wrote.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError) as error:
+        if is_a_bug(error):
+            raise
+        raise UserError(f"a checkpoint in {folder} is damaged, in its _CHECKPOINT_METADATA "
+                        f"({error}). Move that checkpoint away: the others are used.") from error
 
 
 def _setting_of(name: object) -> str:
@@ -74,7 +110,9 @@ def _setting_of(name: object) -> str:
     with contextlib.suppress(UserError):
         if path.is_relative_to(_run_folder().absolute()):
             return "RUN_DIR"
-    return "TMPDIR" if path.is_relative_to(tempfile.gettempdir()) else ""
+    if path.is_relative_to(tempfile.gettempdir()):
+        return "TMPDIR"
+    return ""
 
 
 def _shell() -> Any:
@@ -86,6 +124,7 @@ def _shell() -> Any:
 
 def _show_in_script(kind: type[BaseException], error: BaseException,
                     trace: TracebackType | None) -> None:
+    """What a script prints of an error; it takes what `sys.excepthook` takes."""
     line = what_to_do(error)
     if issubclass(kind, KeyboardInterrupt):
         line = "interrupted. What was finished is kept: run this again to go on."
@@ -97,9 +136,11 @@ def _show_in_script(kind: type[BaseException], error: BaseException,
 
 def _show_in_shell(shell: Any, kind: type[BaseException], error: BaseException,
                    trace: TracebackType | None, tb_offset: int | None = None) -> None:
+    """What a notebook shows of an error; it takes what IPython's custom handler takes."""
     line = what_to_do(error)
     if line and not isinstance(error, UserError):
-        kind, error = UserError, UserError(line)
+        kind = UserError
+        error = UserError(line)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
@@ -129,6 +170,7 @@ def size() -> str:
 
 
 def _listed(names: Iterable[str] = SIZES) -> str:
+    """Sizes and what they're for, a line each."""
     return "\n".join(f"  {name}: {SIZES[name]}" for name in names)
 
 
@@ -157,7 +199,9 @@ def choose(settings: Mapping[str, Chosen]) -> Chosen:
     if name not in settings:
         raise UserError(f"this notebook has no settings for size {name}. Set SIZE to one that it "
                         f"has, or add yours to its settings cell:\n{_listed(settings)}")
-    why = "SIZE is set" if os.environ.get("SIZE") else f"{hardware.here()}, SIZE unset"
+    why = "SIZE is set"
+    if not os.environ.get("SIZE"):
+        why = f"{hardware.here()}, SIZE unset"
     print(f"size {name} ({why}): {SIZES[name]}")
     return settings[name]
 
@@ -167,28 +211,36 @@ def choose(settings: Mapping[str, Chosen]) -> Chosen:
 def run_dir(*parts: str) -> Path:
     """A path under the run directory: `RUN_DIR`, else `runs/<size>` in the repository.
 
-    The directory is created; the path below it is not. It is short if it is below this one.
+    The run directory is made, but nothing below it. Where it lies below the working directory, the
+    path is relative.
 
     Raises:
       UserError: it holds more than a run, such as the repository itself, or it can't be made.
     """
     base = _run_folder()
-    if _ROOT.is_relative_to(base.resolve()) or base.resolve() == Path.home():
+    whole = base.resolve()
+    if _ROOT.is_relative_to(whole) or whole == Path.home():
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"{error.strerror}: {error.filename}"
-        if base.is_symlink() and not base.exists():
-            why = f"it is a link to {os.readlink(base)}, which does not exist"
-        elif base.exists():
-            why = "it is a file"
+        why = _why_no_folder(base, error)
         raise UserError(f"no folder for the run can be made at {base} ({why}). Set RUN_DIR to "
                         "another place.") from None
-    if base.is_relative_to(Path.cwd()):
-        base = base.relative_to(Path.cwd())
+    here = Path.cwd()
+    if base.is_relative_to(here):
+        base = base.relative_to(here)
     return base.joinpath(*parts)
+
+
+def _why_no_folder(place: Path, error: OSError) -> str:
+    """Why no folder could be made at a place."""
+    if place.is_symlink() and not place.exists():
+        return f"it is a link to {os.readlink(place)}, which does not exist"
+    if place.exists():
+        return "it is a file"
+    return f"{error.strerror}: {error.filename}"
 
 
 def _run_folder() -> Path:
@@ -197,20 +249,29 @@ def _run_folder() -> Path:
     try:
         return chosen.expanduser()
     except RuntimeError:  # the ~name of nobody here
-        raise UserError(f"RUN_DIR={chosen} names the home of nobody on this machine.") from None
+        raise UserError(f"RUN_DIR={chosen} names a home folder, but nobody on this machine "
+                        "has that name.") from None
 
 
 def room(folder: Path | str, size: float, what: str,
          instead: str = "Set RUN_DIR elsewhere.") -> None:
-    """Say before the first byte that a disk is too small for `what`, and what to do `instead`.
+    """Say before the first byte that a disk is too small.
+
+    Args:
+      folder: on that disk.
+      size: bytes that will be written.
+      what: they are, as the message calls it.
+      instead: what to do if they don't fit.
 
     Raises:
-      UserError: `size` bytes are not free.
+      UserError: so many bytes are not free.
     """
     free = shutil.disk_usage(folder).free
     if free < size:
-        raise UserError(f"{folder} has {free / 1e9:.2f} GB free, for {what} it takes "
-                        f"{size / 1e9:.2f}. {instead}")
+        free_gb = free / 1e9
+        size_gb = size / 1e9
+        raise UserError(f"{folder} has {free_gb:.2f} GB free, for {what} it takes {size_gb:.2f}. "
+                        f"{instead}")
 
 
 def local_path(name: Path | str) -> bool:
@@ -233,7 +294,8 @@ def require(path: Path | str, page: str) -> Path:
     path = Path(path)
     if path.exists():
         return path
-    number, name = page[:2], size()
+    number = page[:2]
+    name = size()
     cell = ""
     if name in ("tiny", "e2b"):  # at 31b a cell must not start hours of a machine that costs money
         cell = f' Or let a cell run 02 to {number} here: helpers.catch_up("{number}")'
@@ -242,22 +304,33 @@ def require(path: Path | str, page: str) -> Path:
 
 
 def catch_up(last: str) -> None:
-    """Run pages 02 to `last` ("03", say) with this Python, for who starts in the middle.
+    """Run pages 02 to `last` ("03", say) with this Python, for a reader who starts in the middle.
 
-    01 is left out: it looks at the machine, and makes nothing that another needs.
+    01 is left out, because it only looks at the machine and makes nothing that another page needs.
 
     Raises:
       UserError: one of them failed; its own last words are in the text.
     """
     for source in sorted(_ROOT.glob("[0-9][0-9]_*.py")):
-        if not "02" <= source.name[:2] <= last[:2]:
-            continue
-        with phase(source.stem, every=30):
-            done = subprocess.run([sys.executable, source.name], cwd=_ROOT, capture_output=True,
-                                  text=True, env={**os.environ, "MPLBACKEND": "agg"})
-        if done.returncode:
-            words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise UserError(f"{source.stem} failed: {words[-1].removeprefix('Error: ')}")
+        number = source.name[:2]
+        if "02" <= number <= last[:2]:
+            _run_page(source)
+
+
+def _run_page(source: Path) -> None:
+    """Run one page as a program, without showing its figures.
+
+    Raises:
+      UserError: it failed; its own last words are in the text.
+    """
+    command = [sys.executable, source.name]
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    with phase(source.stem, every=30):
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        why = words[-1].removeprefix("Error: ")
+        raise UserError(f"{source.stem} failed: {why}")
 
 
 # -- One writer ---------------------------------------------------------------------------------
@@ -382,7 +455,8 @@ def changed(folder: Path | str, expected: Mapping[str, str]) -> dict[str, str]:
 
     New files count as unexpected if they are arrays or weights: a reader's note does no harm.
     """
-    now, differences = hashes(folder), {}
+    now = hashes(folder)
+    differences = {}
     for name in now.keys() - expected.keys():
         if name.endswith((".safetensors", ".npy")):
             differences[name] = "unexpected"
@@ -396,7 +470,8 @@ def changed(folder: Path | str, expected: Mapping[str, str]) -> dict[str, str]:
 
 def digest(value: Any) -> str:
     """SHA-256 of anything that JSON can hold, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def commit_of(folder: Path, *words: str) -> str:
@@ -407,10 +482,10 @@ def commit_of(folder: Path, *words: str) -> str:
       words: what git is asked, such as "describe", "--always"; by default the short hash.
     """
     words = words or ("rev-parse", "--short", "HEAD")
-    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    command = ["git", "-C", str(folder), *words]
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True,
-                              env=env)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
     except OSError:  # there is no git on this machine
         return ""
     return done.stdout.strip()
@@ -427,11 +502,14 @@ def clock(seconds: float) -> str:
 def phase(text: str, every: float = 10.0) -> Iterator[None]:
     """Announce a silent step, say that it still runs every few seconds, and how long it took."""
     print(f"{text} ...", flush=True)
-    start, done = time.perf_counter(), threading.Event()
+    start = time.perf_counter()
+    done = threading.Event()
 
     def tick() -> None:
         while not done.wait(every):
-            print(f"{text} ... {clock(time.perf_counter() - start)}", flush=True)
+            seconds = time.perf_counter() - start
+            print(f"{text} ... {clock(seconds)}", flush=True)
+
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
     try:
@@ -439,15 +517,26 @@ def phase(text: str, every: float = 10.0) -> Iterator[None]:
     finally:
         done.set()
         ticker.join()
-    print(f"{text}: done in {time.perf_counter() - start:.1f} s", flush=True)
+    seconds = time.perf_counter() - start
+    print(f"{text}: done in {seconds:.1f} s", flush=True)
 
 
 class Progress:
-    """One line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 0:00:09`."""
+    """One line at most every `every` seconds: `rendering 1200/4000 | 300/s | left 0:00:09`.
+
+    Args:
+      total: items.
+      text: what is done with them.
+      every: seconds.
+    """
 
     def __init__(self, total: int, text: str, every: float = 5.0) -> None:
-        self.total, self.text, self.every, self.count = total, text, every, 0
-        self.start = self.last = time.perf_counter()
+        self.total = total
+        self.text = text
+        self.every = every
+        self.count = 0
+        self.start = time.perf_counter()
+        self.last = self.start  # when a line was printed
         self.first: tuple[float, int] | None = None  # when the first update came, with which count
 
     def update(self, count: int = 1, note: str = "") -> None:
@@ -456,15 +545,24 @@ class Progress:
         now = time.perf_counter()
         if self.first is None:  # it may have compiled a program: the pace is that of what follows
             self.first = (now, self.count)
-        is_first_line = self.last == self.start
-        if (is_first_line or self.count < self.total) and now - self.last < self.every:
+        if not self._is_due(now):
             return
         self.last = now
+
         parts = [f"{self.text} {self.count}/{self.total}"]
-        since, before = self.first
-        rate = (self.count - before) / max(now - since, 1e-9)
+        first_time, first_count = self.first
+        rate = (self.count - first_count) / max(now - first_time, 1e-9)
         if rate:
-            parts += [f"{rate:.3g}/s", f"left {clock((self.total - self.count) / rate)}"]
+            left = (self.total - self.count) / rate
+            parts.append(f"{rate:.3g}/s")
+            parts.append(f"left {clock(left)}")
         if note:
             parts.append(note)
         print(" | ".join(parts), flush=True)
+
+    def _is_due(self, now: float) -> bool:
+        """Is it time for a line? After a first line, the end of the work gets one at once."""
+        if now - self.last >= self.every:
+            return True
+        has_printed = self.last != self.start
+        return has_printed and self.count >= self.total

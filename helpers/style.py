@@ -1,6 +1,7 @@
 """One look for every figure and for coloured tokens.
 
-Colours are Okabe and Ito's colour-blind-safe set (https://jfly.uni-koeln.de/color/).
+The colours are from Okabe and Ito's set, which colour-blind people can tell apart
+(https://jfly.uni-koeln.de/color/).
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
 def words(frame: pd.DataFrame) -> Any:
-    """A table of words: left-aligned, without row numbers."""
+    """A table of words for a notebook to show: left-aligned, without row numbers."""
     left = "text-align: left"
-    styles = [{"selector": "th", "props": left}, {"selector": "td", "props": left}]
-    return frame.style.hide(axis="index").set_table_styles(styles)
+    heading = {"selector": "th", "props": left}
+    cell = {"selector": "td", "props": left}
+    without_numbers = frame.style.hide(axis="index")
+    return without_numbers.set_table_styles([heading, cell])
 
 
 def folded(title: str, frame: pd.DataFrame) -> None:
@@ -60,7 +63,13 @@ LOOK: dict[Any, Any] = {
 def figure(
     width: float = 8.0, height: float = 3.6, rows: int = 1, columns: int = 1, **kwargs: Any
 ) -> tuple[Figure, Any]:
-    """A matplotlib figure and axes in the series' style; size in inches."""
+    """A matplotlib figure, and its axes, in the series' style.
+
+    Args:
+      width, height: in inches.
+      rows, columns: of axes; with more than one, the axes are an array.
+      **kwargs: for `plt.subplots`.
+    """
     import matplotlib.pyplot as plt
     plt.rcParams.update(LOOK)
     plt.rcParams["axes.prop_cycle"] = plt.cycler(color=CYCLE)
@@ -71,6 +80,7 @@ def finish(fig: Figure, name: str, source: str = "") -> None:
     """Add a source line under the figure, save it as RUN_DIR/figures/<name>.png, and show it.
 
     Args:
+      fig: from `figure`.
       name: file name without suffix, for example `03_loss`.
       source: where the numbers come from, for example "measured, tiny, 2 CPU cores".
     """
@@ -83,7 +93,7 @@ def finish(fig: Figure, name: str, source: str = "") -> None:
     plt.close(fig)
 
 
-# By what is done with a token and what should be, is it trained? (name, box, ink)
+# {(is the token trained?, should it be?): (name, colour of the box, colour of the text)}
 TOKEN_LOOK = {
     (False, False): ("context", "#E4E4E4", "#444444"),
     (True, True): ("trained", BLUE, "white"),
@@ -99,9 +109,10 @@ def draw_tokens(
     """Draw decoded tokens as coloured boxes, wrapped like text; returns the number of lines.
 
     Args:
+      ax: where to draw.
       pieces: the text of each token.
       mask, should: True where a token is trained, and where it should be.
-      columns: letters a line.
+      columns: letters of a line.
     """
     x = y = 0
     for piece, trained, wanted in zip(pieces, mask, should, strict=True):
@@ -111,66 +122,101 @@ def draw_tokens(
             y += 1
         _draw_token(ax, text, x, y, (bool(trained), bool(wanted)))
         x += len(text)
-        if "\n" in piece:  # the next one stands below, as deep as this one's last line is long
-            x = len(piece) - piece.rindex("\n") - 1
+        if "\n" in piece:  # the next token starts a line below, behind this one's last letters
+            _, _, last_letters = piece.rpartition("\n")
+            x = len(last_letters)
             y += 1
-    lines = y if pieces and "\n" in pieces[-1] else y + 1
+
+    lines = y + 1
+    if pieces and "\n" in pieces[-1]:
+        lines = y
     ax.set(xlim=(0, columns), ylim=(lines + 0.2, 0))
     ax.axis("off")
     return lines
 
 
 def _draw_token(ax: Axes, text: str, x: int, y: int, kind: tuple[bool, bool]) -> None:
+    """Draw one box with its text; `kind` is a key of `TOKEN_LOOK`."""
     from matplotlib.patches import Rectangle
     _, colour, ink = TOKEN_LOOK[kind]
     box = Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=colour, lw=0)
     ax.add_patch(box)
-    ax.text(x - 0.06, y + 0.55, text, color=ink, family="monospace", fontsize=8, va="center",
-            parse_math=False)
+    ax.text(
+        x - 0.06,
+        y + 0.55,
+        text,
+        color=ink,
+        family="monospace",
+        fontsize=8,
+        va="center",
+        parse_math=False,
+    )
 
 
 def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: str = "") -> None:
-    """A figure of one example's tokens: blue ones are trained (`mask`), grey ones context only."""
+    """Show a figure of one example's tokens: the trained ones are blue, the others grey.
+
+    Args:
+      pieces: the text of each token.
+      mask: True where a token is trained.
+      name: of the figure's file.
+      title: above the figure.
+    """
     fig, ax = figure(7.74, 1)
     lines = draw_tokens(ax, pieces, mask, mask)
     fig.set_figheight(0.165 * lines + 0.75)
     ax.set_title(title)
-    grey = ax.bar(0, 0, color=TOKEN_LOOK[False, False][1])
-    blue = ax.bar(0, 0, color=TOKEN_LOOK[True, True][1])
-    fig.legend([grey, blue], ["context: read, not learned", "trained"],
-               loc="outside lower left", ncols=2, fontsize=9)
+
+    _, grey, _ = TOKEN_LOOK[False, False]
+    _, blue, _ = TOKEN_LOOK[True, True]
+    context = ax.bar(0, 0, color=grey)  # bars without height, for the legend
+    trained = ax.bar(0, 0, color=blue)
+    fig.legend(
+        [context, trained],
+        ["context: read, not learned", "trained"],
+        loc="outside lower left",
+        ncols=2,
+        fontsize=9,
+    )
     finish(fig, name)
 
 
 def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
-    """Draw the first ten packed rows as bars: a colour for each example, pale where it is context.
+    """Draw the first ten packed rows as bars: a colour for each example, pale where it's context.
 
     Args:
+      ax: where to draw.
       packed: the four arrays of `packing.pack_arrays`.
+      title: above the bars.
     """
-    for row in range(min(10, len(packed["tokens"]))):
+    count, length = packed["tokens"].shape
+    for row in range(min(10, count)):
         segments = packed["segment_ids"][row]
         trained = packed["loss_mask"][row]
         for segment in range(1, segments.max() + 1):
             colour = CYCLE[segment % len(CYCLE)]
-            _bars(ax, row, segments == segment, colour, alpha=0.35)
-            _bars(ax, row, (segments == segment) & trained, colour, alpha=1)
-    ax.set(xlim=(0, packed["tokens"].shape[1]), ylim=(9.7, -0.7), yticks=[], title=title)
+            is_here = segments == segment
+            _bars(ax, row, is_here, colour, alpha=0.35)
+            _bars(ax, row, is_here & trained, colour, alpha=1)
+    ax.set(xlim=(0, length), ylim=(9.7, -0.7), yticks=[], title=title)
     ax.grid(False)
 
 
 def _bars(ax: Axes, row: int, on: np.ndarray, colour: str, alpha: float) -> None:
+    """Draw a bar in a row wherever `on`, bool [T], is True without a break."""
     import numpy as np
-    edges = np.flatnonzero(np.diff(np.pad(on.astype(int), 1)))
-    bars = [(first, end - first) for first, end in edges.reshape(-1, 2)]
+    changes = np.diff(np.pad(on.astype(int), 1))
+    edges = np.flatnonzero(changes).reshape(-1, 2)  # [bars, 2]: the first token, the one after it
+    bars = [(first, end - first) for first, end in edges]
     ax.broken_barh(bars, (row - 0.4, 0.8), color=colour, alpha=alpha, lw=0)
 
 
 def show_source(*functions: Callable[..., Any]) -> None:
-    """Show the source of helper functions, for what a reader should still see."""
+    """Show the source of helper functions that a reader of the page should see, too."""
     from IPython.display import Markdown, display
     sources = [inspect.getsource(function) for function in functions]
-    display(Markdown("```python\n" + "\n\n".join(sources) + "```"))
+    code = "\n\n".join(sources)
+    display(Markdown(f"```python\n{code}```"))
 
 
 COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{name}</b>\
@@ -178,13 +224,16 @@ COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{na
 
 
 def side_by_side(texts: dict[str, str], asked: str = "") -> None:
-    """Show {heading: text} in columns, below what was asked: at most 700 letters of each."""
+    """Show {heading: text} in columns, below what was asked: at most 700 letters of each text."""
     from IPython.display import HTML, display
-    page = ""
-    if asked:
-        page = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{html.escape(asked)}</i></p>"
-    page += "<table style='width:100%;table-layout:fixed'><tr>"
+    width = 100 // len(texts)
+    columns = []
     for name, text in texts.items():
         shown = html.escape(text[:700]) or "(nothing)"
-        page += COLUMN.format(width=100 // len(texts), name=name, text=shown)
-    display(HTML(page + "</tr></table>"))
+        columns.append(COLUMN.format(width=width, name=name, text=shown))
+    row = "".join(columns)
+    page = f"<table style='width:100%;table-layout:fixed'><tr>{row}</tr></table>"
+    if asked:
+        question = html.escape(asked)
+        page = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{question}</i></p>{page}"
+    display(HTML(page))

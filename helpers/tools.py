@@ -1,4 +1,7 @@
-"""Chats that call tools: the many ways in which files write them, brought into one."""
+"""Chats that call tools: files write them in many ways, and here they all become one.
+
+As in `data`, a problem is the reason why a row is dropped, or "".
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +11,7 @@ from tables.texts import text_problem
 
 NO_RESULT = "a call without its result"
 NO_CALL = "a result without its call"
+NO_SCHEMA = "a tool's parameters are not a JSON schema"
 
 Row = dict[str, Any]
 
@@ -18,7 +22,8 @@ def tools_of(row: Row) -> tuple[list[Row], str]:
     Files also hold them as one JSON text, or without the outer object.
     """
     tools = _from_json(row.get("tools")) or []
-    if problem := _list_problem("tools", tools):
+    problem = _list_problem("tools", tools)
+    if problem:
         return [], problem
     known = []
     for tool in tools:
@@ -27,9 +32,11 @@ def tools_of(row: Row) -> tuple[list[Row], str]:
             return [], "a tool without a name"
         function = _without_nulls(function)
         if "parameters" in function:
-            function["parameters"] = _from_json(function["parameters"])
-            if problem := _schema_problem(function["parameters"]):
+            schema = _from_json(function["parameters"])
+            problem = _schema_problem(schema)
+            if problem:
                 return [], problem
+            function["parameters"] = schema
         known.append({"type": "function", "function": function})
     return known, _unicode_problem("tools", known)
 
@@ -39,77 +46,101 @@ def calls_of(message: Row) -> tuple[list[Row], str]:
     if message.get("function_call"):
         return [], "function_call, the old form of tool_calls"
     calls = _from_json(message.get("tool_calls")) or []
-    if problem := _list_problem("tool_calls", calls):
+    problem = _list_problem("tool_calls", calls)
+    if problem:
         return [], problem
     if calls and message["role"] != "assistant":
         return [], "a call that is not the assistant's"
     known = []
     for place, call in enumerate(calls):
-        function = _function_of(call)
-        if function is None:
-            return [], "a call without a name"
-        arguments = _from_json(function.get("arguments")) or {}
-        if isinstance(arguments, str):
-            return [], "a call's arguments are not JSON"
-        if not isinstance(arguments, dict):
-            return [], "a call's arguments are not an object"
-        known.append({
-            "type": "function",
-            "id": call.get("id") or f"call {place}",
-            "function": {"name": function["name"], "arguments": arguments},
-        })
+        complete, problem = _complete_call(call, place)
+        if problem:
+            return [], problem
+        known.append(complete)
     return known, _unicode_problem("tool_calls", known)
 
 
-def order_problem(messages: Sequence[Row]) -> str:
-    """Do question and answer take turns, and does each call have its result? "" if so.
+def _complete_call(call: Any, place: int) -> tuple[Row, str]:
+    """(call, problem): one call of a message, whose `place` becomes its id if it has none."""
+    function = _function_of(call)
+    if function is None:
+        return {}, "a call without a name"
+    arguments = _from_json(function.get("arguments")) or {}
+    if isinstance(arguments, str):
+        return {}, "a call's arguments are not JSON"
+    if not isinstance(arguments, dict):
+        return {}, "a call's arguments are not an object"
+    number = call.get("id") or f"call {place}"
+    if not isinstance(number, (str, int)):
+        return {}, "a call's id is neither text nor a number"
+    complete = {
+        "type": "function",
+        "id": number,
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+    return complete, ""
 
-    Every message has its `tool_calls`, which may be empty. The last one may call.
+
+def order_problem(messages: Sequence[Row]) -> str:
+    """What's wrong with the order of a chat; "" if turns alternate and each call has its result.
+
+    Args:
+      messages: each with its `tool_calls`, which may be empty. The last one may call.
     """
     roles = [message["role"] for message in messages]
     if not roles or roles[-1] != "assistant":
         return "no answer at the end"
     expected = "user"
-    results = 0
+    open_calls = 0  # those that have no result yet
     for message in messages:
         role = message["role"]
         if role == "system" and message is messages[0]:
             continue
         if role != expected:
-            if role == "tool":
-                return NO_CALL
-            if expected == "tool":
-                return NO_RESULT
-            return "user and assistant do not take turns"
+            return _disorder(role, expected)
         if role == "user":
             expected = "assistant"
             continue
+
         if role == "assistant":
-            results = len(message["tool_calls"])
+            open_calls = len(message["tool_calls"])
             expected = "user"
         else:
-            results -= 1
+            open_calls -= 1
             expected = "assistant"
-        if results:
+        if open_calls:
             expected = "tool"
     return ""
 
 
+def _disorder(role: str, expected: str) -> str:
+    """What's wrong where somebody else speaks than was expected."""
+    if role == "tool":
+        return NO_CALL
+    if expected == "tool":
+        return NO_RESULT
+    return "user and assistant do not take turns"
+
+
 def name_results(messages: Sequence[Row]) -> str:
-    """Give every result the `tool_call_id` and the `name` of its call; what is wrong, or "".
+    """Give every result the `tool_call_id` and the `name` of its call.
 
     A result without an id answers the first call that still waits.
+
+    Returns:
+      The problem, or "".
     """
-    waiting: dict[str, str] = {}
+    waiting: dict[str, str] = {}  # the names of the calls without a result, by id
     for message in messages:
         if message["role"] == "assistant":
-            calls = message["tool_calls"]
-            waiting = {call["id"]: call["function"]["name"] for call in calls}
-            if len(waiting) < len(calls):
-                return "two calls with one id"
+            waiting = {}
+            for call in message["tool_calls"]:
+                if call["id"] in waiting:
+                    return "two calls with one id"
+                waiting[call["id"]] = call["function"]["name"]
         elif message["role"] == "tool":
             answered = message.get("tool_call_id") or next(iter(waiting))
-            if answered not in waiting:
+            if answered not in list(waiting):  # a list, because a damaged row may have any id
                 return NO_CALL
             message["tool_call_id"] = answered
             message["name"] = waiting.pop(answered)
@@ -129,6 +160,7 @@ def _function_of(value: Any) -> Row | None:
 
 
 def _list_problem(name: str, value: Any) -> str:
+    """Why the column or key `name` doesn't hold a list, or ""."""
     if isinstance(value, str):
         return f"{name} are a text that is not JSON"
     if not isinstance(value, list):
@@ -140,11 +172,14 @@ def _schema_problem(schema: Any) -> str:
     """Why a chat template can't write these parameters of a tool, or ""."""
     if isinstance(schema, str):
         return "a tool's parameters are not JSON"
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        return NO_SCHEMA
+    properties = schema.get("properties", {})
     if not isinstance(properties, dict):
-        return "a tool's parameters are not a JSON schema"
-    if not all(isinstance(inner, dict) for inner in properties.values()):
-        return "a tool's parameters are not a JSON schema"
+        return NO_SCHEMA
+    for inner in properties.values():
+        if not isinstance(inner, dict):
+            return NO_SCHEMA
     return ""
 
 
@@ -172,5 +207,6 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _unicode_problem(name: str, value: Any) -> str:
+    """Why a structure's texts can't be encoded, or ""; half of a surrogate pair can't."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text_problem({name: text})

@@ -1,7 +1,7 @@
 """The losses of 03 in TensorBoard or in Weights & Biases, if the variable TRACK asks for it.
 
-Both are metrax's backends, which come with Tunix. `log.jsonl` stays what counts: a run that resumes
-begins its curves anew from what that file still holds, so that they never disagree.
+Both are backends of metrax, which comes with Tunix. `log.jsonl` stays what counts: a run that
+resumes draws its curves again from what that file still holds, so the two never disagree.
 """
 
 import atexit
@@ -17,7 +17,7 @@ from helpers.run import UserError
 if TYPE_CHECKING:
     from metrax.logging import LoggingBackend
 
-CHOICES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # and the package that writes it
+CHOICES = {"tensorboard": "tensorboardX", "wandb": "wandb"}  # {choice: the package that it needs}
 FOLDER = "tensorboard"  # beside log.jsonl
 PROJECT = "gemma4-on-tpu"  # of W&B, unless WANDB_PROJECT names another
 
@@ -26,7 +26,7 @@ def choice() -> str:
     """What TRACK asks for: a key of `CHOICES`, or "" for nothing.
 
     Raises:
-      UserError: it asks for something else, or for what isn't installed.
+      UserError: it asks for something else, or its package isn't installed.
     """
     asked = os.environ.get("TRACK", "")
     if not asked:
@@ -42,9 +42,13 @@ def choice() -> str:
 
 
 def begin(log: Path) -> "LoggingBackend | None":
-    """A backend for the run whose `log.jsonl` this is; None if nothing is asked for, or elsewhere.
+    """The backend that TRACK asks for, or None if it asks for nothing.
 
-    Earlier curves of this run in TensorBoard's folder are removed: the caller writes them again.
+    Only the first host gets one. Earlier curves of this run in TensorBoard's folder are removed,
+    because the caller writes them again.
+
+    Args:
+      log: the run's `log.jsonl`.
 
     Raises:
       UserError: see `choice`.
@@ -54,14 +58,15 @@ def begin(log: Path) -> "LoggingBackend | None":
         return None
     import jax
     from metrax import logging
-    if jax.process_index():  # the first host alone writes
+    if jax.process_index() != 0:
         return None
+
     backend: LoggingBackend
     if asked == "tensorboard":
         folder = log.parent / FOLDER
         shutil.rmtree(folder, ignore_errors=True)
-        backend = logging.TensorboardBackend(str(folder), flush_every_n_steps=1,
-                                             flush_interval_s=10.0)
+        backend = logging.TensorboardBackend(
+            str(folder), flush_every_n_steps=1, flush_interval_s=10.0)
     else:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         backend = logging.WandbBackend(project, name=os.environ.get("WANDB_NAME"))
@@ -70,7 +75,7 @@ def begin(log: Path) -> "LoggingBackend | None":
 
 
 def write(backend: "LoggingBackend | None", record: Mapping[str, float]) -> None:
-    """Give a line of `log.jsonl` to the backend: each number under its own name, at its step."""
+    """Give a line of `log.jsonl` to the backend, if there is one: each number under its name."""
     if backend is None:
         return
     for name, value in record.items():

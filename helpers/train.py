@@ -1,6 +1,6 @@
 """The workshop of the series: batches, loss, optimizer step, loop, log and checkpoints.
 
-Notebook 03 shows these functions and explains them, 08 compiles the same step for a TPU.
+Notebook 03 shows these functions and explains them, and 08 compiles the same step for a TPU.
 Letters in shape comments: M micro-batches, B rows, T tokens, D embedding, V vocabulary, K trained
 positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested containers of arrays.
 """
@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,9 @@ from helpers import chat, gemma, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import DataMeta
-from helpers.run import UserError, clock, digest, phase, run_dir, same_size, write_text
+from helpers.run import (
+    DamagedError, UserError, clock, damaged_notes, digest, is_a_bug, phase, run_dir, same_size,
+    write_text)
 from tables.hardware import chip_of
 from tables.settings import described, setting
 from tables.texts import json_lines
@@ -45,7 +48,7 @@ Tree = Any  # containers of arrays, as `jax.tree.map` walks them
 
 @dataclass(frozen=True)
 class Settings:
-    """What 03 trains and how; the defaults are for the 31B, mostly those of a published recipe."""
+    """What 03 trains and how. The defaults are for the 31B, and most are a published recipe's."""
 
     rank: int = setting(64, "numbers between A and B")
     alpha: float = setting(64.0, "the adapter counts alpha / rank times")
@@ -56,10 +59,12 @@ class Settings:
     weight_decay: float = setting(0.001, "of AdamW")
     max_grad_norm: float = setting(1.0, "a step's gradient is clipped to it")
     rows_per_step: int = setting(2, "packed rows of an optimizer step")
-    rows_per_device: int = setting(2, "of them that a device computes at once")
+    rows_per_device: int = setting(2, "packed rows that a device computes at once")
     epochs: float = setting(1.0, "passes over the rows")
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
     dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
+    base_dtype: str = setting("", "int8, nf4: how the frozen base is stored; empty: as dtype")
+    int8_products: bool = setting(False, "True: an int8 base is multiplied in int8, too (11)")
     mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
     remat: str = setting("NONE", "BLOCK, DECODER: what is computed again")
     attention_block: int = setting(1_024, "queries at a time; sliding: half a window")
@@ -74,36 +79,43 @@ class Settings:
     seed: int = setting(42, "of A and of the order of the rows")
 
     def table(self) -> pd.DataFrame:
-        """All settings with what they mean."""
+        """A row for each setting: its value, and what it means."""
         columns = ["setting", "value", "what it is"]
-        return pd.DataFrame(described(self), columns=columns).set_index("setting")
+        rows = pd.DataFrame(described(self), columns=columns)
+        return rows.set_index("setting")
 
 
 def from_environment() -> dict[str, Any]:
-    """The settings that the environment changes: those of MAX_STEPS and CHECKPOINTS that are set.
+    """{name of a setting: value} for what the variables MAX_STEPS and CHECKPOINTS change.
 
-    `scripts/train.sh` and `first_hour.sh` set them, because they don't edit a page. Where one is
-    unset or empty, the setting keeps what the page says.
+    `scripts/train.sh` and `first_hour.sh` set these variables, because they don't edit a page. If a
+    variable is unset or empty, its setting keeps what the page says.
 
     Raises:
       UserError: MAX_STEPS isn't a number of steps.
     """
     changes: dict[str, Any] = {}
-    if steps := os.environ.get("MAX_STEPS", "").strip():
-        if not steps.isdecimal():
-            raise UserError(f"MAX_STEPS={steps} isn't a number of steps. Unset it, or set it to "
-                            "one, such as 20.")
+    steps = os.environ.get("MAX_STEPS", "").strip()
+    if steps and not steps.isdecimal():
+        raise UserError(f"MAX_STEPS={steps} isn't a number of steps. Unset it, or set it to "
+                        "one, such as 20.")
+    if steps:
         changes["max_steps"] = int(steps)
-    if address := os.environ.get("CHECKPOINTS", "").strip():
-        changes["checkpoints"] = address
+
+    checkpoints = os.environ.get("CHECKPOINTS", "").strip()
+    if checkpoints:
+        changes["checkpoints"] = checkpoints
     return changes
 
 
 def what_02_left() -> tuple[Path, DataMeta, Path, Any]:
-    """(folder, meta, base, tokenizer) of notebook 02's data: checked, the base model fetched.
+    """Check what notebook 02 wrote, and fetch the base model that its data was made for.
 
-    The base model is no setting of a training run: the tokens in `data/` belong to one tokenizer
-    and one chat template, so the data says which model they are for.
+    You don't choose the base model here. The tokens in `data/` belong to one tokenizer and one chat
+    template, so the data decides which model it can train.
+
+    Returns:
+      (folder of the data, its `DataMeta`, folder of the base model, tokenizer).
 
     Raises:
       UserError: a file is missing or changed, or the base model has another chat template now.
@@ -121,19 +133,22 @@ def what_02_left() -> tuple[Path, DataMeta, Path, Any]:
 
 
 def keep_compilations(checkpoints: str = "") -> None:
-    """Send JAX's compiled programs to a disk or bucket, so that a restart need not compile again.
+    """Let JAX keep its compiled programs on a disk or in a bucket: a restart then compiles nothing.
 
-    That is `JAX_COMPILATION_CACHE_DIR` if set, else `jax_cache/` in the run directory.
+    They go to `JAX_COMPILATION_CACHE_DIR` if that's set, else to `jax_cache/` in the run directory.
 
     Args:
-      checkpoints: where the checkpoints will go, if that is a gs:// address.
+      checkpoints: where the checkpoints will go, if that's a gs:// address.
 
     Raises:
-      UserError: one of the two addresses refuses us, said before hours of work are to be saved
-        there; or several hosts have no place that all of them reach.
+      UserError: we may not write to one of the two addresses, and it's better to know that before
+        hours of work are to be saved there; or several hosts have no place that all of them reach.
     """
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(run_dir("jax_cache").resolve())
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not cache:
+        cache = str(run_dir("jax_cache").resolve())
     jax.config.update("jax_compilation_cache_dir", cache)
+
     for address in (checkpoints, cache):
         if "://" in address:
             remote.check_writable(address)
@@ -143,7 +158,7 @@ def keep_compilations(checkpoints: str = "") -> None:
 
 
 def one_cpu() -> list[jax.Device]:
-    """A CPU device in a list; with JAX_PLATFORMS=tpu, which leaves the CPU out, the first chip."""
+    """A CPU device, in a list. JAX_PLATFORMS=tpu hides the CPU; then it's the first chip."""
     try:
         return jax.local_devices(backend="cpu")[:1]
     except RuntimeError:
@@ -167,7 +182,7 @@ class Batch:
 
 
 class Rows(Protocol):
-    """What Grain reads from: rows by their number, each a `Batch` of [T] arrays."""
+    """What Grain reads from: it asks for a row by its number and gets a `Batch` of [T] arrays."""
 
     def __len__(self) -> int: ...
 
@@ -175,74 +190,99 @@ class Rows(Protocol):
 
 
 class PackedRows:
-    """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays."""
+    """The rows that notebook 02 wrote, memory-mapped: `rows[i]` is a `Batch` of [T] arrays.
 
-    def __init__(self, folder: str | Path):
-        self.arrays = {}
+    `arrays` holds the whole columns: {field of `Batch`: array [rows, T]}.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
         for field in COLUMNS:
-            self.arrays[field] = np.load(Path(folder) / f"{field}.npy", mmap_mode="r")
+            file = Path(folder) / f"{field}.npy"
+            self.arrays[field] = np.load(file, mmap_mode="r")
 
     def __len__(self) -> int:
         return len(self.arrays["tokens"])
 
     def __getitem__(self, row: int) -> Batch:
-        columns = {field: np.asarray(array[row]) for field, array in self.arrays.items()}
+        columns = {}
+        for field, array in self.arrays.items():
+            columns[field] = np.asarray(array[row])
         return Batch(**columns)
 
 
 def micro_batches_of(cfg: Settings, fsdp: int) -> tuple[int, int]:
-    """(micro-batches of a step, rows of one) on a mesh with so many parts of `fsdp`.
+    """How a step's rows are split into micro-batches, on a mesh that has `fsdp` parts of rows.
 
-    A step has at least one micro-batch: where that is more than `rows_per_step`, it is said.
+    A step needs at least one micro-batch. If a micro-batch has more rows than `rows_per_step`, the
+    step gets larger than you asked for, and a printed line says so.
+
+    Returns:
+      (micro-batches of a step, rows of a micro-batch).
 
     Raises:
-      UserError: `rows_per_step` is larger, and no multiple of a micro-batch's rows.
+      UserError: `rows_per_step` is larger than a micro-batch, but isn't a multiple of its rows.
     """
     micro_rows = cfg.rows_per_device * fsdp
     if cfg.rows_per_step < micro_rows:
         print(f"rows_per_step is {cfg.rows_per_step}; here a step has at least {micro_rows}")
         return 1, micro_rows
+
     if cfg.rows_per_step % micro_rows:
         raise UserError(f"rows_per_step={cfg.rows_per_step} is no multiple of the {micro_rows} "
                         "rows of a micro-batch (rows_per_device on each part of fsdp).")
     return cfg.rows_per_step // micro_rows, micro_rows
 
 
-def make_dataset(rows: Rows, micro_batches: int, micro_rows: int,
-                 seed: int) -> grain.IterDataset:
-    """An endless, shuffled, seekable stream of the batches of the steps."""
-    dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
-    dataset = dataset.batch(micro_rows, drop_remainder=True)  # of an endless stream nothing remains
-    return dataset.batch(micro_batches, drop_remainder=True).to_iter_dataset()
+def make_dataset(
+    rows: Rows, micro_batches: int, micro_rows: int, seed: int
+) -> grain.IterDataset:
+    """An endless, shuffled stream of batches [M, B, T], one for each step. It can be resumed."""
+    dataset = grain.MapDataset.source(rows)
+    dataset = dataset.seed(seed).shuffle().repeat()
+    # An endless stream has no remainder, so nothing is dropped.
+    dataset = dataset.batch(micro_rows, drop_remainder=True)
+    dataset = dataset.batch(micro_batches, drop_remainder=True)
+    return dataset.to_iter_dataset()
 
 
 def validation_batch(rows: Rows, count: int, micro_rows: int) -> Batch:
-    """`count` held-out rows as micro-batches [M, B, T], filled up with empty rows."""
-    chosen = [rows[place] for place in range(min(count, len(rows)))]
-    empty = jax.tree.map(np.zeros_like, chosen[0])
-    missing = -len(chosen) % micro_rows
-    chosen += [empty] * missing
+    """The first `count` held-out rows as a batch [M, B, T].
 
-    def stack(*columns):
-        return np.stack(columns).reshape(-1, micro_rows, columns[0].shape[-1])
+    Empty rows, which train nothing, fill the last micro-batch up.
+    """
+    chosen = [rows[number] for number in range(min(count, len(rows)))]
+    empty_row = jax.tree.map(np.zeros_like, chosen[0])
+    missing = -len(chosen) % micro_rows
+    chosen += [empty_row] * missing
+
+    def stack(*columns: np.ndarray) -> np.ndarray:
+        """M * B columns [T] -> [M, B, T]."""
+        row_length = columns[0].shape[-1]
+        return np.stack(columns).reshape(-1, micro_rows, row_length)
+
     return jax.tree.map(stack, *chosen)
 
 
 def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
-    """A batch [M, B, T] as global arrays, its rows B split over the mesh's `fsdp`.
+    """A batch [M, B, T] as global arrays, with its rows B split over the mesh's `fsdp`.
 
     Every host reads the whole batch (a few hundred kilobytes) and hands its devices the rows that
-    the mesh gives them. Which rows these are depends on how the slice is wired, so JAX is asked.
+    the mesh gives them. Which rows these are depends on how the slice is wired, so we ask JAX.
     """
     sharding = NamedSharding(mesh, ROWS)
 
-    def spread(array):
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    def spread(array: np.ndarray) -> jax.Array:
+        """A column [M, B, T], split."""
+        def piece(index: tuple[slice, ...]) -> np.ndarray:
+            return array[index]
+        return jax.make_array_from_callback(array.shape, sharding, piece)
+
     return jax.tree.map(spread, batch)
 
 
 def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
-    """What `to_mesh` makes of a batch of `shape` [M, B, T], without its numbers."""
+    """What `to_mesh` makes of a batch of `shape` [M, B, T]: types and shardings, but no numbers."""
     sharding = NamedSharding(mesh, ROWS)
     columns = {}
     for field, kind in COLUMNS.items():
@@ -255,12 +295,17 @@ def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
 
 def packed_mask(segment_ids: jax.Array) -> jax.Array:
     """Causal attention inside each example and nowhere else. [B, T] -> [B, T, T]"""
-    return jnp.tril(segment_ids[:, :, None] == segment_ids[:, None, :])
+    same_example = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return jnp.tril(same_example)
 
 
 @contextlib.contextmanager
 def without_output_matrix(model: nnx.Module) -> Iterator[None]:
-    """Inside the block the model ends with its last norm, whatever happens there."""
+    """Inside the block, calling the model returns what its last norm returns: no logits.
+
+    Tunix has no option for that. So the output matrix is replaced by a function that does nothing,
+    and the cap on the logits is off. Both are as before after the block, also after an error.
+    """
     config = model.config
     model.embedder.decode = lambda hidden: hidden
     model.config = replace(config, final_logit_softcap=None)
@@ -272,7 +317,7 @@ def without_output_matrix(model: nnx.Module) -> Iterator[None]:
 
 
 def hidden_states(model: nnx.Module, rows: Batch) -> jax.Array:
-    """What the model would hand to its output matrix. [B, T, D]"""
+    """What the model would hand to its output matrix, in the model's dtype. [B, T, D]"""
     mask = packed_mask(rows.segment_ids)
     with without_output_matrix(model):
         hidden, _ = model(rows.tokens, rows.positions, None, mask)
@@ -280,7 +325,7 @@ def hidden_states(model: nnx.Module, rows: Batch) -> jax.Array:
 
 
 class TokenLosses(NamedTuple):
-    """Losses of the trained tokens of each row; K is the most that a row has."""
+    """The losses of each row's trained tokens. K is how many a row has at most."""
 
     loss: jax.Array    # [B, K] float32
     weight: jax.Array  # [B, K] int32, 0 where a row has fewer
@@ -288,12 +333,21 @@ class TokenLosses(NamedTuple):
 
 
 def cross_entropy(model: nnx.Module, hidden: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of hidden states [B, K, D] and the tokens [B, K] that they should predict. [B, K] float32"""
+    """The loss of each trained token. [B, K] float32
+
+    Args:
+      model: its output matrix makes logits of hidden states.
+      hidden: [B, K, D], from `hidden_states`.
+      labels: [B, K], the tokens that they should predict.
+    """
     with jax.named_scope("output_matrix"):
         logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
         # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
-        logits = gemma.shard(logits, (None, None, ("tp", "fsdp")))
-    if (cap := model.config.final_logit_softcap) is not None:  # Gemma keeps logits within ±cap
+        by_vocabulary = (None, None, ("tp", "fsdp"))
+        logits = gemma.shard(logits, by_vocabulary)
+
+    cap = model.config.final_logit_softcap
+    if cap is not None:  # Gemma keeps logits within ±cap
         logits = jnp.tanh(logits / cap) * cap
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
@@ -304,59 +358,82 @@ def chunk_of(row_length: int) -> int:
 
 
 def in_chunks(function: Callable[..., jax.Array], most: int, *arrays: jax.Array) -> jax.Array:
-    """`function` of arrays [B, K, ...], at most `most` of K at a time; returns its [B, K].
+    """Call `function` on chunks of arrays, and join what it returns.
 
-    Logits are the largest arrays of a step. A chunk's are forgotten as soon as its losses are
-    known, and computed again for the gradient, so answers that fill whole rows need no more memory
-    than answers that fill half of them. Where K is one chunk, nothing is computed twice.
+    Logits are the largest arrays of a step. Here a chunk's logits are forgotten as soon as its
+    losses are known, and computed again for the gradient. So answers that fill whole rows need no
+    more memory than answers that fill half of them. If K is one chunk, nothing is computed twice.
+
+    Args:
+      function: arrays [B, K, ...] -> [B, K], for any K.
+      most: positions K that it may see at once.
+      *arrays: [B, K, ...], what it's called on.
+
+    Returns:
+      [B, K], as if it had been called once.
     """
-    rows, places = arrays[0].shape[:2]
-    count = -(-places // most)
-    if count == 1:
+    rows, positions = arrays[0].shape[:2]
+    chunks = math.ceil(positions / most)
+    if chunks == 1:
         return function(*arrays)
-    size = -(-places // (count * 128)) * 128
+
+    size = math.ceil(positions / (chunks * 128)) * 128  # of a chunk; 128: TPU lanes
+    missing = chunks * size - positions
 
     def cut(array: jax.Array) -> jax.Array:
-        """[B, K, ...] -> [chunks, B, size, ...], zeros behind the last."""
-        missing = count * size - places
-        padded = jnp.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
-        return jnp.moveaxis(padded.reshape(rows, count, size, *array.shape[2:]), 1, 0)
+        """[B, K, ...] -> [chunks, B, size, ...], with zeros behind the last position."""
+        padding = [(0, 0)] * array.ndim
+        padding[1] = (0, missing)
+        padded = jnp.pad(array, padding)
+        further = array.shape[2:]
+        pieces = padded.reshape(rows, chunks, size, *further)
+        return jnp.moveaxis(pieces, 1, 0)
 
-    forgetful = jax.checkpoint(lambda pieces: function(*pieces))
-    found = jax.lax.map(forgetful, tuple(cut(array) for array in arrays))
-    return jnp.moveaxis(found, 0, 1).reshape(rows, -1)[:, :places]
+    @jax.checkpoint
+    def of_chunk(pieces: tuple[jax.Array, ...]) -> jax.Array:
+        return function(*pieces)
+
+    all_pieces = tuple(cut(array) for array in arrays)
+    results = jax.lax.map(of_chunk, all_pieces)  # [chunks, B, size]
+    joined = jnp.moveaxis(results, 0, 1).reshape(rows, -1)
+    return joined[:, :positions]
 
 
 def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
     """Cross-entropy of the trained tokens, at most `capacity` (K) of a row."""
     with jax.named_scope("hidden_states"):  # a name in profiles; the program stays the same
         hidden = hidden_states(model, rows)
+
     with jax.named_scope("loss"):
         # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
-        weight, at = jax.lax.top_k(rows.loss_mask[:, 1:].astype(jnp.int32), capacity)
+        is_trained = rows.loss_mask[:, 1:].astype(jnp.int32)
+        weight, at = jax.lax.top_k(is_trained, capacity)
         labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
         hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)  # [B, K, D]
         most = chunk_of(rows.tokens.shape[1])
-        loss = in_chunks(functools.partial(cross_entropy, model), most, hidden, labels)
+        loss_of = functools.partial(cross_entropy, model)
+        loss = in_chunks(loss_of, most, hidden, labels)
     return TokenLosses(loss, weight, at)
 
 
 def capacity_of(*parts: PackedRows) -> int:
-    """`capacity` that cuts nothing off: the most trained tokens of a row, rounded up to 128."""
+    """The `capacity` that cuts nothing off: a row's trained tokens at most, rounded up to 128."""
     most = 0
     for rows in parts:
-        most = max(most, int(rows.arrays["loss_mask"].sum(-1).max()))
-    rounded_up = -(-most // 128) * 128
+        trained = rows.arrays["loss_mask"].sum(-1)
+        most = max(most, int(trained.max()))
+    rounded_up = math.ceil(most / 128) * 128
     row_length = parts[0].arrays["tokens"].shape[-1]
     return min(rounded_up, row_length - 1)  # the first token of a row is never predicted
 
 
-Loss = Callable[[nnx.Module, Batch], tuple[jax.Array, jax.Array]]
+SumAndCount = tuple[jax.Array, jax.Array]  # of losses, and of the tokens that they belong to
+Loss = Callable[[nnx.Module, Batch], SumAndCount]
 
 
 def make_loss(capacity: int) -> Loss:
-    """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` a row."""
-    def loss_fn(model, rows):
+    """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` tokens a row."""
+    def loss_fn(model: nnx.Module, rows: Batch) -> SumAndCount:
         loss, weight, _ = token_losses(model, rows, capacity)
         return jnp.sum(loss * weight), jnp.sum(weight)
     return loss_fn
@@ -366,13 +443,15 @@ def make_loss(capacity: int) -> Loss:
 
 
 def steps_of(cfg: Settings, rows: int, rows_per_step: int) -> int:
-    """Optimizer steps of a run on so many packed rows."""
+    """The optimizer steps of a run on so many packed rows: `epochs`, or `max_steps` if fewer."""
     steps = max(1, round(cfg.epochs * rows / rows_per_step))
-    return min(steps, cfg.max_steps or steps)
+    if cfg.max_steps:
+        return min(steps, cfg.max_steps)
+    return steps
 
 
 def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:
-    """step -> learning rate: warm-up from zero, then a cosine down to zero."""
+    """step -> learning rate: it warms up from zero, then falls along a cosine to zero."""
     warmup = min(cfg.warmup_steps, steps // 2)
     return optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, warmup, steps)
 
@@ -381,60 +460,92 @@ def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:
 OPTIMIZER = optax.adamw
 
 
-def make_optimizer(schedule: optax.Schedule, weight_decay: float,
-                   max_grad_norm: float) -> optax.GradientTransformation:
-    """Clip the step's whole gradient, then AdamW; the learning rate stays readable for the log."""
-    def clipped(learning_rate):
+def make_optimizer(
+    schedule: optax.Schedule, weight_decay: float, max_grad_norm: float
+) -> optax.GradientTransformation:
+    """Clip the whole gradient of a step, then AdamW.
+
+    The learning rate stands in the optimizer's state, where the log reads it.
+    """
+    def clipped(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
         clip = optax.clip_by_global_norm(max_grad_norm)
-        return optax.chain(clip, OPTIMIZER(learning_rate, weight_decay=weight_decay))
-    return optax.inject_hyperparams(clipped)(learning_rate=schedule)
+        adam = OPTIMIZER(learning_rate, weight_decay=weight_decay)
+        return optax.chain(clip, adam)
+
+    with_readable_rate = optax.inject_hyperparams(clipped)
+    return with_readable_rate(learning_rate=schedule)
 
 
-def make_micro_loss(model: nnx.Module, loss_fn: Loss) -> Callable:
+MicroLoss = Callable[[nnx.State, nnx.State, Batch], SumAndCount]
+
+
+def make_micro_loss(model: nnx.Module, loss_fn: Loss) -> MicroLoss:
     """(adapters, frozen, rows) -> (loss sum, tokens), computed in the model's own dtype."""
-    graph, dtype = nnx.graphdef(model), model.config.dtype
+    graph = nnx.graphdef(model)
+    dtype = model.config.dtype
 
-    def micro_loss(adapters, frozen, rows):
-        copy = jax.tree.map(lambda array: array.astype(dtype), adapters)
-        return loss_fn(nnx.merge(graph, copy, frozen), rows)
+    def micro_loss(adapters: nnx.State, frozen: nnx.State, rows: Batch) -> SumAndCount:
+        in_dtype = jax.tree.map(lambda array: array.astype(dtype), adapters)
+        whole_model = nnx.merge(graph, in_dtype, frozen)
+        return loss_fn(whole_model, rows)
     return micro_loss
 
 
-def make_train_step(model: nnx.Module, optimizer: optax.GradientTransformation,
-                    loss_fn: Loss) -> Callable:
+Metrics = dict[str, jax.Array]  # of a step: loss, grad_norm, real_tokens
+TrainStep = Callable[[nnx.State, Tree, nnx.State, Batch], tuple[nnx.State, Tree, Metrics]]
+
+
+def make_train_step(
+    model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss
+) -> TrainStep:
     """(adapters, opt_state, frozen, batch) -> (adapters, opt_state, metrics)."""
     micro_loss = make_micro_loss(model, loss_fn)
+    loss_and_grads = jax.value_and_grad(micro_loss, has_aux=True)
 
-    def train_step(adapters, opt_state, frozen, batch):
-        def add(total, rows):
-            one = jax.value_and_grad(micro_loss, has_aux=True)(adapters, frozen, rows)
-            return jax.tree.map(jnp.add, total, one), None
+    def train_step(
+        adapters: nnx.State, opt_state: Tree, frozen: nnx.State, batch: Batch
+    ) -> tuple[nnx.State, Tree, Metrics]:
+        def add_micro_batch(total, rows):
+            part = loss_and_grads(adapters, frozen, rows)
+            return jax.tree.map(jnp.add, total, part), None
 
-        zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
-        ((loss, tokens), grads), _ = jax.lax.scan(add, zero, batch)
+        no_loss = (0.0, 0)
+        no_grads = jax.tree.map(jnp.zeros_like, adapters)
+        total, _ = jax.lax.scan(add_micro_batch, (no_loss, no_grads), batch)
+        (loss, tokens), grads = total
         grads = jax.tree.map(lambda array: array / tokens, grads)  # once, for the whole step
+
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, opt_state, adapters)
             changed = optax.apply_updates(adapters, updates)
-        metrics = {"loss": loss / tokens, "grad_norm": optax.global_norm(grads),
-                   "real_tokens": jnp.sum(batch.segment_ids > 0)}
+        metrics = {
+            "loss": loss / tokens,
+            "grad_norm": optax.global_norm(grads),
+            "real_tokens": jnp.sum(batch.segment_ids > 0),
+        }
         return changed, opt_state, metrics
     return train_step
 
 
-def make_eval_step(model: nnx.Module, loss_fn: Loss) -> Callable:
+EvalStep = Callable[[nnx.State, nnx.State, Batch], jax.Array]
+
+
+def make_eval_step(model: nnx.Module, loss_fn: Loss) -> EvalStep:
     """(adapters, frozen, batch) -> mean loss of all trained tokens of the batch."""
     micro_loss = make_micro_loss(model, loss_fn)
 
-    def eval_step(adapters, frozen, batch):
-        loss, tokens = jax.lax.map(lambda rows: micro_loss(adapters, frozen, rows), batch)
-        return jnp.sum(loss) / jnp.sum(tokens)
+    def eval_step(adapters: nnx.State, frozen: nnx.State, batch: Batch) -> jax.Array:
+        def of_micro_batch(rows: Batch) -> SumAndCount:
+            return micro_loss(adapters, frozen, rows)
+
+        losses, tokens = jax.lax.map(of_micro_batch, batch)  # [M] each
+        return jnp.sum(losses) / jnp.sum(tokens)
     return eval_step
 
 
 # For the TPU v5p's compiler: a product may use 32 MiB of on-chip memory, not 16 (08, section 5).
 LARGE_TILES = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
-# Without tensor parallelism: weights are gathered while the chip multiplies (08, section 6), whole.
+# Without tensor parallelism, whole weights are gathered while the chip multiplies (08, section 6).
 GATHERS_BESIDE = {
     "xla_enable_async_all_gather": True,
     "xla_tpu_enable_async_collective_fusion": True,
@@ -446,12 +557,14 @@ GATHERS_BESIDE = {
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
-    """What a TPU's compiler is asked for; None for nothing."""
-    chip = chip_of(mesh.devices.flat[0].device_kind)
+    """The options that a TPU's compiler gets for the step on this mesh; None if it gets none."""
+    first_device = mesh.devices.flat[0]
+    chip = chip_of(first_device.device_kind)
     options: dict[str, Any] = {}
     if chip == "v5p":
         options |= LARGE_TILES
-    if chip in ("v5e", "v5p", "v6e") and mesh.shape["fsdp"] == mesh.size > 1:
+    only_fsdp = mesh.size > 1 and mesh.shape["fsdp"] == mesh.size
+    if chip in ("v5e", "v5p", "v6e") and only_fsdp:
         options |= GATHERS_BESIDE
     return options or None
 
@@ -461,46 +574,79 @@ def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
     return jax.jit(make_eval_step(model, loss_fn))
 
 
-def jit_optimizer_state(optimizer: optax.GradientTransformation, hull: Tree) -> Any:
-    """The optimizer's beginning for adapters, to be compiled; `hull` says where its arrays lie."""
-    shardings = jax.tree.map(lambda array: array.sharding, hull)
-    return jax.jit(optimizer.init, out_shardings=shardings)
+def _shardings_of(tree: Tree) -> Tree:
+    """The sharding of each array of a tree, real or abstract."""
+    return jax.tree.map(lambda array: array.sharding, tree)
 
 
-def jit_train_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss,
-                   state: "State", options: dict[str, Any] | None = None) -> Callable:
+def jit_optimizer_state(optimizer: optax.GradientTransformation, shapes: Tree) -> Any:
+    """adapters -> the optimizer's first state, to be compiled.
+
+    Args:
+      optimizer: from `make_optimizer`.
+      shapes: the state without its numbers. It says on which sharding each array has to lie.
+    """
+    return jax.jit(optimizer.init, out_shardings=_shardings_of(shapes))
+
+
+def jit_train_step(
+    model: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    loss_fn: Loss,
+    state: "State",
+    options: dict[str, Any] | None = None,
+) -> Any:
     """`make_train_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU.
 
-    `options` are the compiler's, the same whether it is compiled ahead of time or when called.
+    The old adapters and the old optimizer state are donated, so that the new ones take their
+    memory. The new ones get the old ones' shardings, so that step two is the program of step one.
 
-    The old adapters and optimizer state are donated, so that the new ones take their memory, and
-    the new ones are pinned to the old ones' shardings, so that step two is the program of step one.
+    Args:
+      model: with adapters, real or abstract.
+      optimizer: from `make_optimizer`.
+      loss_fn: from `make_loss`.
+      state: from `start`, for its shardings.
+      options: for the compiler. They're the same if it's compiled ahead of time, or when called.
     """
     step = make_train_step(model, optimizer, loss_fn)
-    adapters, opt_state = jax.tree.map(
-        lambda array: array.sharding, (state.adapters, state.opt_state))
-    return jax.jit(step, donate_argnums=(0, 1), out_shardings=(adapters, opt_state, None),
-                   compiler_options=options)
+    new_shardings = (_shardings_of(state.adapters), _shardings_of(state.opt_state), None)
+    return jax.jit(
+        step,
+        donate_argnums=(0, 1),
+        out_shardings=new_shardings,
+        compiler_options=options,
+    )
 
 
-def lower_step(model: nnx.Module, optimizer: optax.GradientTransformation, loss_fn: Loss,
-               mesh: Mesh, shape: tuple[int, int, int]) -> jax.stages.Lowered:
+def lower_step(
+    model: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    loss_fn: Loss,
+    mesh: Mesh,
+    shape: tuple[int, int, int],
+) -> jax.stages.Lowered:
     """The step of an abstract model and a batch of `shape` [M, B, T], lowered: not yet compiled.
 
-    Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings. On a
-    TPU the compiler will be asked for what `compiler_options` says.
+    Nothing gets memory: model, adapters, optimizer and batch are shapes, types and shardings. A
+    TPU's compiler will get the options that `compiler_options` returns.
     """
     state, frozen = start(model, optimizer, mesh)
-    step: Any = jit_train_step(model, optimizer, loss_fn, state, compiler_options(mesh))
+    options = compiler_options(mesh)
+    step = jit_train_step(model, optimizer, loss_fn, state, options)
+    batch = abstract_batch(shape, mesh)
     with mesh:
-        return step.lower(state.adapters, state.opt_state, frozen, abstract_batch(shape, mesh))
+        return step.lower(state.adapters, state.opt_state, frozen, batch)
 
 
-def compile_ahead(lowered: jax.stages.Lowered) -> Future:
-    """Compile in a thread: a future of (compiled, seconds), or of what the compiler raised."""
-    def work():
+Compiled = tuple[jax.stages.Compiled, float]  # a program, and the seconds that compiling it took
+
+
+def compile_ahead(lowered: jax.stages.Lowered) -> Future[Compiled]:
+    """Compile in a thread. The future gives a `Compiled`, or raises what the compiler raised."""
+    def work() -> Compiled:
         began = time.perf_counter()
-        return lowered.compile(), time.perf_counter() - began
+        compiled = lowered.compile()
+        return compiled, time.perf_counter() - began
     return ThreadPoolExecutor(1).submit(work)
 
 
@@ -508,13 +654,14 @@ def compile_ahead(lowered: jax.stages.Lowered) -> Future:
 
 
 def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> dict[str, float]:
-    """{what: GiB per device} of a compiled step: its arguments counted, the rest by the compiler.
+    """{what: GiB per device} that a compiled step needs.
 
-    Temporaries are the activations of one micro-batch and the gradients. Fresh outputs are those
-    that take no donated array's place.
+    We count the arguments; the rest is the compiler's own analysis. Temporaries are the activations
+    of one micro-batch and the gradients. Fresh outputs are those that don't take the place of a
+    donated array.
 
     Raises:
-      UserError: it is more than the device has.
+      UserError: the step needs more memory than the device has.
     """
     analysis = compiled.memory_analysis()
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
@@ -525,6 +672,7 @@ def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> di
         "temporaries of the step": analysis.temp_size_in_bytes / 2**30,
         "fresh outputs": fresh / 2**30,
     }
+
     needed = sum(held.values())
     limit = _memory_stats().get("bytes_limit", 0) / 2**30
     if limit and needed > limit:
@@ -534,7 +682,7 @@ def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> di
 
 
 def _memory_stats() -> dict[str, int]:
-    """What the first device says about its memory; nothing on a CPU."""
+    """What the first device says about its memory, in bytes; an empty dict on a CPU."""
     return jax.local_devices()[0].memory_stats() or {}
 
 
@@ -543,22 +691,28 @@ LESS_MEMORY = 'Lower rows_per_device, set remat="DECODER", or pack shorter rows 
 
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
-    """Where the compiler or the allocator is out of memory, say so in two lines that name the fix.
+    """If the compiler or the allocator runs out of memory, say so in two lines that name the fix.
 
     Raises:
-      UserError: `RESOURCE_EXHAUSTED`, with the numbers that came with it.
+      UserError: JAX said `RESOURCE_EXHAUSTED`. The text has the numbers that came with it.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        _, exhausted, details = str(error).partition("RESOURCE_EXHAUSTED")
+        if not exhausted:
             raise
-        numbers = str(error).partition("RESOURCE_EXHAUSTED")[2].strip(": ").splitlines()[0]
-        raise UserError(f"this does not fit: {numbers[:300]}\n{LESS_MEMORY}") from None
+        first_line = details.strip(": ").splitlines()[0]
+        raise UserError(f"this does not fit: {first_line[:300]}\n{LESS_MEMORY}") from None
 
 
 def machine_facts(mesh: Mesh, held: dict[str, float]) -> dict[str, Any]:
-    """What this machine is and holds, for `machine.json`; `held` is from `memory_of`."""
+    """What this machine is, and what its memory holds, for `machine.json`.
+
+    Args:
+      mesh: that the model trains on.
+      held: from `memory_of`.
+    """
     stats = _memory_stats()
     return {
         "device_kind": jax.devices()[0].device_kind,
@@ -582,47 +736,65 @@ class State:
     step: int             # optimizer steps done
     adapters: nnx.State   # tree of float32 LoRA matrices
     opt_state: Any        # Optax's: Adam's two moments for every adapter, counters
-    data: dict | None = None  # Grain's position in the stream of batches; None is the beginning
+    data: dict[str, Any] | None = None  # Grain's position in the batches; None: at the beginning
 
 
-def start(model: nnx.Module, optimizer: optax.GradientTransformation,
-          mesh: Mesh) -> tuple[State, nnx.State]:
+def start(
+    model: nnx.Module, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> tuple[State, nnx.State]:
     """(the `State` before the first step, the frozen weights) of a model with adapters.
 
     An abstract model gives an abstract state. All shardings are canonical (`gemma.on_mesh`).
     """
     _, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
-    hull = gemma.on_mesh(jax.eval_shape(optimizer.init, adapters), mesh)
-    if isinstance(jax.tree.leaves(adapters)[0], jax.ShapeDtypeStruct):
-        return State(0, adapters, hull), frozen
-    return State(0, adapters, jit_optimizer_state(optimizer, hull)(adapters)), frozen
+    shapes = jax.eval_shape(optimizer.init, adapters)
+    opt_state = gemma.on_mesh(shapes, mesh)
+    if not gemma.is_abstract(adapters):
+        first_state = jit_optimizer_state(optimizer, opt_state)
+        opt_state = first_state(adapters)
+    return State(0, adapters, opt_state), frozen
 
 
-# Of these a checkpoint has at least one, however badly it's damaged: what `save` puts into it, and
-# Orbax's own notes.
+# However badly a checkpoint is damaged, at least one of these names is left in it. `save` writes
+# the first two, and the others are Orbax's own notes.
 MADE_BY_ORBAX = {"model_params", "optimizer_state", "_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
-def open_checkpoints(folder: str | os.PathLike, every: int, last: int,
-                     keep: int = 3) -> ocp.CheckpointManager:
-    """Orbax's manager of a folder, local or gs://: keeps the newest few.
+def open_checkpoints(
+    folder: str | os.PathLike[str], every: int, last: int, keep: int = 3
+) -> ocp.CheckpointManager:
+    """Orbax's manager of a folder of checkpoints.
 
-    It saves after the first step (Orbax does), then every few, and after the last.
+    Orbax always saves after the first step; this one also saves every few steps and after the last.
+
+    Args:
+      folder: local or gs://; it's made if it's missing.
+      every: steps between two checkpoints.
+      last: number of the last step.
+      keep: so many of the newest checkpoints stay.
+
+    Raises:
+      UserError: see `damaged_notes`.
     """
     if "://" not in str(folder):  # Orbax wants an absolute path, and says so at the first save
         folder = Path(folder).resolve()
     options = ocp.CheckpointManagerOptions(
-        save_interval_steps=every, save_on_steps=[last], max_to_keep=keep, create=True)
-    return ocp.CheckpointManager(folder, options=options)
+        save_interval_steps=every,
+        save_on_steps=[last],
+        max_to_keep=keep,
+        create=True,
+    )
+    with damaged_notes(folder):
+        return ocp.CheckpointManager(folder, options=options)
 
 
-def throw_away(folder: str | os.PathLike) -> None:
-    """Delete a folder of checkpoints, local or gs://, if checkpoints are all that's in it.
+def throw_away(folder: str | os.PathLike[str]) -> None:
+    """Delete a folder of checkpoints, local or gs://, if nothing else is in it.
 
-    On several hosts the first one deletes, and all of them wait until it has.
+    With several hosts the first one deletes it, and all of them wait until that's done.
 
     Raises:
-      UserError: something else lies there, so the folder isn't ours. Nothing was deleted.
+      UserError: something else is in the folder, so it isn't ours. Nothing was deleted.
     """
     path = epath.Path(folder)
     if path.exists():
@@ -635,77 +807,104 @@ def throw_away(folder: str | os.PathLike) -> None:
 
 
 def _wait_for_all_hosts(what: str) -> None:
+    """Go on when all hosts have come here. `what` names the place in messages."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
         multihost_utils.sync_global_devices(what)
 
 
 def _only_checkpoint(path: epath.Path) -> None:
-    """Refuse a file or folder that Orbax can't have made: it isn't ours to delete or to replace.
+    """Refuse a file or folder that Orbax can't have made, because we may not delete or replace it.
 
     Orbax makes a folder for each step. It may be finished, torn by a disk, or never finished.
+
+    Raises:
+      UserError: Orbax can't have made it.
     """
+    if not _may_be_checkpoint(path):
+        raise UserError(f"{path} isn't a checkpoint, so its folder isn't ours to change. Move it "
+                        "away, or set CHECKPOINTS (or RUN_DIR) to another folder.")
+
+
+def _may_be_checkpoint(path: epath.Path) -> bool:
+    """Can Orbax have made this file or folder?"""
     step, unfinished, _ = path.name.partition(".orbax-checkpoint-tmp")
-    if step.isdecimal() and path.is_dir():
-        names = {entry.name for entry in path.iterdir()}
-        if unfinished or not names or names & MADE_BY_ORBAX:
-            return
-    raise UserError(f"{path} isn't a checkpoint, so its folder isn't ours to change. Move it away, "
-                    "or set CHECKPOINTS (or RUN_DIR) to another folder.")
+    if not step.isdecimal() or not path.is_dir():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    if unfinished or not names:
+        return True
+    return not names.isdisjoint(MADE_BY_ORBAX)
 
 
 @jax.jit
 def word_sum(array: jax.Array) -> jax.Array:
-    """One uint32 that changes with any single word of an array, on whatever mesh the array lies.
+    """One uint32 that changes if any single word of an array does, on whatever mesh the array lies.
 
-    The words are mixed with their places (the last steps of MurmurHash3, which map 32 bits to 32
-    bits one to one) and added modulo 2^32, so the order of the sum doesn't matter.
+    Each word is mixed with its place, and the results are added modulo 2^32, so the order of the
+    sum doesn't matter. The mixing is the last part of MurmurHash3
+    (https://github.com/aappleby/smhasher), which maps 32 bits to 32 bits one to one.
     """
-    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
-    bits = array.astype(kind) if array.dtype == bool else jax.lax.bitcast_convert_type(array, kind)
-    place = jnp.zeros(array.shape, jnp.uint32)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    if array.dtype == bool:
+        words = array.astype(unsigned)
+    else:
+        words = jax.lax.bitcast_convert_type(array, unsigned)
+
+    place = jnp.zeros(array.shape, jnp.uint32)  # a word's number, counted through all axes
     for axis, length in enumerate(array.shape):
-        place = place * length + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    mixed = bits.astype(jnp.uint32) + place * jnp.uint32(0x9E3779B1)
-    mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
-    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+        place *= length
+        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+
+    mixed = words.astype(jnp.uint32) + place * jnp.uint32(0x9E3779B1)
+    mixed ^= mixed >> 16
+    mixed *= jnp.uint32(0x85EBCA6B)
+    mixed ^= mixed >> 13
+    mixed *= jnp.uint32(0xC2B2AE35)
+    mixed ^= mixed >> 16
+    return jnp.sum(mixed, dtype=jnp.uint32)
 
 
 def digests_of(state: State, recipe: dict[str, Any]) -> dict[str, str]:
-    """What a checkpoint is compared with when it's read again: {part of it: hexadecimal digest}.
+    """{part of a checkpoint: hexadecimal digest}, to compare with when it's read again.
 
-    The devices add up their own arrays: nothing of them travels to the host.
+    The devices add up their own arrays, so only a number for each array travels to the host.
     """
-    def of_arrays(tree):
-        sums = [word_sum(array) for array in jax.tree.leaves(tree)]
-        return digest([int(total) for total in sums])
     return {
-        "adapters": of_arrays(state.adapters),
-        "optimizer state": of_arrays(state.opt_state),
+        "adapters": _digest_of_arrays(state.adapters),
+        "optimizer state": _digest_of_arrays(state.opt_state),
         "position in the data": digest(state.data),
         "recipe": digest(recipe),
     }
 
 
+def _digest_of_arrays(tree: Tree) -> str:
+    """One hexadecimal digest of all arrays of a tree."""
+    on_devices = [word_sum(array) for array in jax.tree.leaves(tree)]  # all started, none awaited
+    sums = [int(total) for total in on_devices]
+    return digest(sums)
+
+
 def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> None:
-    """Write a checkpoint if this step is due; the files are written while the next steps run."""
+    """Write a checkpoint if one is due after this step; the next steps run meanwhile."""
     if not manager.should_save(state.step):
         return
+    parts = ocp.args.Composite(
+        model_params=ocp.args.PyTreeSave(state.adapters),
+        optimizer_state=ocp.args.PyTreeSave(state.opt_state),
+        data=ocp.args.JsonSave(state.data),
+    )
     notes = {"recipe": recipe, "digests": digests_of(state, recipe)}
-    adapters = ocp.args.PyTreeSave(state.adapters)
-    opt_state = ocp.args.PyTreeSave(state.opt_state)
-    position = ocp.args.JsonSave(state.data)
-    parts = ocp.args.Composite(model_params=adapters, optimizer_state=opt_state, data=position)
     manager.save(state.step, custom_metadata=notes, args=parts)
 
 
 DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
-           "max_grad_norm", "dtype", "seed")
+           "max_grad_norm", "dtype", "base_dtype", "int8_products", "seed")
+OLDER = {"base_dtype": "", "int8_products": False}  # what checkpoints without these names trained
 
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
-    """The settings that decide what is trained; a checkpoint is stored with them."""
+    """The settings that decide what is trained. A checkpoint is stored with them."""
     recipe: dict[str, Any] = {"optimizer": OPTIMIZER.__name__}
     for name in DECIDES:
         recipe[name] = getattr(cfg, name)
@@ -713,31 +912,41 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
 
 
 def restore(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -> State:
-    """The newest whole checkpoint's `State`, each array on the sharding that `state` has it on.
+    """Go on from the newest checkpoint that's whole.
 
-    A torn or changed one is named, left aside, and removed once an older one has been restored,
-    because its steps are about to be computed and saved again. Without any checkpoint this is
-    `state` itself.
+    A torn or changed checkpoint is named and left aside. Once an older one has been restored, the
+    damaged one is removed, because its steps are about to be computed and saved again.
+
+    Args:
+      manager: from `open_checkpoints`.
+      state: from `start`.
+      recipe: from `recipe_of`, or more than that.
+
+    Returns:
+      The checkpoint's `State`, with each array on the sharding that `state` has it on; `state`
+      itself if there's no checkpoint.
 
     Raises:
-      UserError: it was trained by another recipe, and how they differ; or none of the checkpoints
-        restores; or one of several hosts meets a damaged one; or a folder that isn't a checkpoint
-        has a number as its name.
+      UserError: the checkpoint was trained by another recipe (the text says how they differ); or
+        none of the checkpoints can be restored; or one of several hosts meets a damaged one; or a
+        folder that isn't a checkpoint has a number as its name.
     """
     steps = sorted(manager.all_steps(), reverse=True)
     for step in steps:
         _only_checkpoint(epath.Path(manager.directory) / str(step))
+
     for place, step in enumerate(steps):
         try:
             restored = _restore_step(manager, step, state, recipe)
-        except UserError:
-            raise
         except Exception as error:  # noqa: BLE001  Orbax's own for torn files is a plain Exception
+            if isinstance(error, UserError) or is_a_bug(error):
+                raise
             _leave_aside(manager, step, error)
         else:
             for newer in steps[:place]:
                 manager.delete(newer)
             return restored
+
     if steps:
         raise UserError(f"none of the checkpoints {steps} in {manager.directory} can be restored. "
                         "Bring back a copy of one, or set fresh=True to start over.")
@@ -751,9 +960,11 @@ def _leave_aside(manager: ocp.CheckpointManager, step: int, error: Exception) ->
       UserError: several hosts are training. They all have to go on from the same step.
       Exception: the memory is full. That's this machine's trouble, not the checkpoint's.
     """
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    text = str(error)
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
         raise error
-    first_line = (str(error).splitlines() or [""])[0]
+
+    first_line = text.splitlines()[0] if text else ""
     why = f"{type(error).__name__}: {first_line[:150]}"
     if jax.process_count() > 1:
         raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
@@ -763,40 +974,67 @@ def _leave_aside(manager: ocp.CheckpointManager, step: int, error: Exception) ->
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def _restore_step(manager: ocp.CheckpointManager, step: int, state: State,
-                  recipe: dict[str, Any]) -> State:
-    """The `State` of one checkpoint, each array on the sharding that `state` has it on.
+def _restore_step(
+    manager: ocp.CheckpointManager, step: int, state: State, recipe: dict[str, Any]
+) -> State:
+    """The `State` of one checkpoint, with each array on the sharding that `state` has it on.
 
     Raises:
       UserError: it's whole, and was trained by another recipe.
       Exception: it's damaged. What Orbax and TensorStore raise depends on the file and the damage.
     """
-    notes = manager.metadata(step).custom_metadata
-    saved_recipe = notes["recipe"]
-    digests = notes.get("digests", {})  # earlier versions kept none
-    if digests and digest(saved_recipe) != digests["recipe"]:
+    saved_recipe, digests = _notes_of(manager, step)
+    if digests and digest(saved_recipe) != digests.get("recipe"):
         raise DamagedError("its recipe isn't the one that was saved")
     _same_recipe(manager, step, saved_recipe, recipe)
-    adapters = _on_shardings_of(state.adapters)
-    opt_state = _on_shardings_of(state.opt_state)
+
     wanted = ocp.args.Composite(
-        model_params=adapters, optimizer_state=opt_state, data=ocp.args.JsonRestore())
+        model_params=_on_shardings_of(state.adapters),
+        optimizer_state=_on_shardings_of(state.opt_state),
+        data=ocp.args.JsonRestore(),
+    )
     parts = manager.restore(step, args=wanted)
-    restored = State(step, parts["model_params"], parts["optimizer_state"], parts["data"])
-    _same_shapes((state.adapters, state.opt_state), (restored.adapters, restored.opt_state))
+    restored = State(
+        step=step,
+        adapters=parts["model_params"],
+        opt_state=parts["optimizer_state"],
+        data=parts["data"],
+    )
+    _same_shapes(state.adapters, restored.adapters)
+    _same_shapes(state.opt_state, restored.opt_state)
     if digests:
         for part, value in digests_of(restored, saved_recipe).items():
-            if digests[part] != value:
+            if digests.get(part) != value:
                 raise DamagedError(f"other bytes than were saved: {part}")
     return restored
 
 
+def _notes_of(manager: ocp.CheckpointManager, step: int) -> tuple[dict, dict]:
+    """(recipe, digests) that were saved with a checkpoint; earlier versions kept no digests."""
+    notes = manager.metadata(step).custom_metadata
+    if not isinstance(notes, dict):
+        raise DamagedError("it has no notes")
+    recipe, digests = notes.get("recipe"), notes.get("digests", {})
+    if not isinstance(recipe, dict) or not isinstance(digests, dict):
+        raise DamagedError("its notes aren't what was saved")
+    return recipe, digests
+
+
 def _on_shardings_of(tree: Tree) -> ocp.args.PyTreeRestore:
+    """What asks Orbax for a tree of these shapes, on the shardings that its arrays have."""
     plan = ocp.checkpoint_utils.construct_restore_args(tree)
     return ocp.args.PyTreeRestore(item=tree, restore_args=plan)
 
 
-def _same_recipe(manager: ocp.CheckpointManager, step: int, saved: dict, recipe: dict) -> None:
+def _same_recipe(
+    manager: ocp.CheckpointManager, step: int, saved: dict[str, Any], recipe: dict[str, Any]
+) -> None:
+    """Refuse a checkpoint that another recipe trained.
+
+    Raises:
+      UserError: the settings that differ, with both values.
+    """
+    saved = OLDER | saved
     differences = []
     for key, value in recipe.items():
         if saved.get(key) != value:
@@ -808,19 +1046,21 @@ def _same_recipe(manager: ocp.CheckpointManager, step: int, saved: dict, recipe:
 
 
 def _same_shapes(expected: Tree, restored: Tree) -> None:
-    pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(restored), strict=True)
-    for wanted, array in pairs:
+    """Refuse a tree whose arrays have other shapes or dtypes than expected.
+
+    Raises:
+      DamagedError: names the first array that differs.
+    """
+    expected_arrays = jax.tree.leaves(expected)
+    restored_arrays = jax.tree.leaves(restored)
+    for wanted, array in zip(expected_arrays, restored_arrays, strict=True):
         if wanted.shape != array.shape or wanted.dtype != array.dtype:
             raise DamagedError(f"an array is {array.dtype}{array.shape}, not "
                                f"{wanted.dtype}{wanted.shape}")
 
 
-class DamagedError(Exception):
-    """A checkpoint that can be read, and isn't what was saved."""
-
-
 def adapters_sha256(adapters: Tree) -> str:
-    """`weights.adapters_digest` of a state's adapters, also where they're spread over hosts."""
+    """`weights.adapters_digest` of a state's adapters, even if several hosts hold parts of them."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
         adapters = multihost_utils.process_allgather(adapters, tiled=True)
@@ -834,22 +1074,31 @@ STEP_FIELDS = ("loss", "learning_rate", "grad_norm", "seconds", "real_tokens")
 
 
 def _is_record(value: Any) -> bool:
-    """Whether a value from `log.jsonl` is what `StepLog` writes: of a step, or of a validation."""
+    """Is a value from `log.jsonl` what `StepLog` writes of a step or of a validation?"""
     if not isinstance(value, dict) or type(value.get("step")) is not int:
         return False
-    if any(type(number) not in (int, float) for number in value.values()):
-        return False
-    return value.keys() - {"step"} in ({"val_loss"}, set(STEP_FIELDS))
+    for number in value.values():
+        if type(number) not in (int, float):  # a bool is an int for isinstance
+            return False
+    fields = set(value) - {"step"}
+    return fields in ({"val_loss"}, set(STEP_FIELDS))
 
 
 def read_log(path: str | Path) -> pd.DataFrame:
-    """`log.jsonl` as a table: `step`, `val_loss` and what a step has; NaN where a line has none."""
-    records = [line.value for line in json_lines(Path(path).read_bytes()) if _is_record(line.value)]
-    return pd.DataFrame(records, columns=["step", "val_loss", *STEP_FIELDS], dtype=float)
+    """`log.jsonl` as a table, a row for each line that isn't damaged.
+
+    The columns are `step`, `val_loss` and `STEP_FIELDS`; NaN where a line has no such number.
+    """
+    records = []
+    for line in json_lines(Path(path).read_bytes()):
+        if _is_record(line.value):
+            records.append(line.value)
+    columns = ["step", "val_loss", *STEP_FIELDS]
+    return pd.DataFrame(records, columns=columns, dtype=float)
 
 
 class StepLog:
-    """`log.jsonl`, one JSON object per step and per validation, and the lines a reader sees.
+    """Writes `log.jsonl`, a JSON object for each step and each validation, and prints some of it.
 
     Args:
       path: the file. On several hosts each writes its own, with the same numbers.
@@ -857,53 +1106,78 @@ class StepLog:
       every: print every so many steps, and the first and the last one.
     """
 
-    def __init__(self, path: str | Path, steps: int, every: int):
-        self.path, self.steps, self.every = Path(path), steps, every
+    def __init__(self, path: str | Path, steps: int, every: int) -> None:
+        self.path = Path(path)
+        self.steps = steps
+        self.every = every
         self.validations: list[float] = []
         self.first = 0  # the step that this process goes on from
         self.begun = 0.0
         self.tracker: Any = None  # of TRACK, from `rewind` on
 
     def rewind(self, step: int) -> None:
-        """Keep what happened up to a checkpoint.
-
-        A killed run may have left half a line, and a disk can do worse: a line that is no record
-        of a step is left out, and said.
-        """
-        content = b""
-        if step and self.path.exists():
-            content = self.path.read_bytes()
-        kept, damaged = [], []
-        for line in json_lines(content):
-            if not _is_record(line.value):
-                damaged.append(line.number)
-            elif line.value["step"] <= step:
-                kept.append(line.value)
-        if damaged:
-            print(f"{self.path}: {len(damaged)} damaged lines are left out, the first is line "
-                  f"{damaged[0]}. The training isn't touched by that.")
-        self.validations = [record["val_loss"] for record in kept if "val_loss" in record]
+        """Keep the records up to a checkpoint's step, and forget what came after it."""
+        kept = self._records_until(step)
         self.first = step
-        write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        self.validations = []
+        for record in kept:
+            if "val_loss" in record:
+                self.validations.append(record["val_loss"])
+
+        lines = [json.dumps(record) + "\n" for record in kept]
+        write_text(self.path, "".join(lines))
         self.tracker = track.begin(self.path)
         for record in kept:
             track.write(self.tracker, record)
 
+    def _records_until(self, step: int) -> list[dict[str, Any]]:
+        """The records of the file up to a step; none at step 0.
+
+        A killed run may have left half a line, and a disk can do worse. A line that isn't a record
+        is left out, and a printed line says so.
+
+        Raises:
+          UserError: the file has several lines and none of them is ours. It stays as it is.
+        """
+        if not self.path.exists():
+            return []
+        records = []
+        damaged = []
+        for line in json_lines(self.path.read_bytes()):
+            if _is_record(line.value):
+                records.append(line.value)
+            else:
+                damaged.append(line.number)
+        if len(damaged) > 1 and not records:
+            raise UserError(f"{self.path} isn't a log of this page, and training would empty it. "
+                            "Set RUN_DIR to another folder, or move the file away.")
+
+        if not step:
+            return []
+
+        kept = [record for record in records if record["step"] <= step]
+        if damaged:
+            print(f"{self.path}: {len(damaged)} damaged lines are left out, the first is line "
+                  f"{damaged[0]}. The training isn't touched by that.")
+        return kept
+
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line, handed to the operating system at once."""
+        """Append one line. The operating system gets it at once, so a killed run has it, too."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         track.write(self.tracker, record)
 
     def training(self, record: dict[str, Any]) -> None:
-        """Log one optimizer step, and print the first, the last and every few."""
+        """Log one optimizer step. The first, the last and one in `every` are printed, too."""
         self.write(record)
         step = record["step"]
-        done = step - self.first - 1  # the first step warms up, and is not in the time left
+        done = step - self.first - 1  # the first step warms up, so its time isn't counted
         if not done:
             self.begun = time.perf_counter()
-        if step % self.every and done and step != self.steps:
+        is_printed = step % self.every == 0 or not done or step == self.steps
+        if not is_printed:
             return
+
         seconds = record["seconds"]
         parts = [
             f"step {step}/{self.steps}",
@@ -919,12 +1193,14 @@ class StepLog:
         print(" | ".join(parts), flush=True)
 
     def validation(self, step: int, loss: float) -> None:
-        """Log a validation loss, and say so when it no longer falls."""
+        """Log and print a validation loss, with the best one if that was earlier."""
         self.write({"step": step, "val_loss": loss})
         self.validations.append(loss)
+        best = int(np.argmin(self.validations))
+        since = len(self.validations) - 1 - best
         note = ""
-        if since := len(self.validations) - 1 - int(np.argmin(self.validations)):
-            note = f" | best {min(self.validations):.4f}, {since} validations ago"
+        if since:
+            note = f" | best {self.validations[best]:.4f}, {since} validations ago"
         print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
 
 
@@ -932,7 +1208,7 @@ class StepLog:
 class Run:
     """What stays the same from the first step to the last."""
 
-    train_step: Callable               # compiled, as `jit_train_step` makes it
+    train_step: TrainStep              # compiled, as `jit_train_step` makes it
     frozen: nnx.State                  # the base's weights, from `start`
     validate: Callable[[nnx.State], float]  # adapters -> loss of the held-out rows
     validate_every: int                # steps
@@ -940,11 +1216,11 @@ class Run:
     mesh: Mesh
     log: StepLog                       # where the losses go
     manager: ocp.CheckpointManager     # where the checkpoints go
-    recipe: dict[str, Any]             # what they belong to
+    recipe: dict[str, Any]             # what the checkpoints belong to
 
 
 def train(run: Run, state: State) -> State:
-    """Next batch, step, log, validate, save: from where `state` stands to the last step.
+    """Train from where `state` stands to the last step: batch, step, log, validate, save.
 
     Args:
       run: what stays the same.
@@ -954,14 +1230,17 @@ def train(run: Run, state: State) -> State:
       The last `State`.
 
     Raises:
-      UserError: a step's gradient is not finite. Nothing of that step has been written.
+      UserError: a step's gradient isn't finite. Nothing of that step has been written.
     """
-    log, batches = run.log, iter(run.dataset)
+    log = run.log
+    batches = iter(run.dataset)
     if state.data is not None:
         batches.set_state(state.data)
     log.rewind(state.step)
     if not log.validations and state.step in (0, log.steps):  # at the end: its log was lost
-        log.validation(state.step, run.validate(state.adapters))
+        loss = run.validate(state.adapters)
+        log.validation(state.step, loss)
+
     batch = to_mesh(next(batches), run.mesh)
     for step in range(state.step + 1, log.steps + 1):
         began = time.perf_counter()
@@ -972,15 +1251,21 @@ def train(run: Run, state: State) -> State:
         state = State(step, adapters, opt_state, position)
         record = _record_of(state, metrics, began)
         log.training(record)  # before the checkpoint that contains this step
+
         if step % run.validate_every == 0 or step == log.steps:
-            log.validation(step, run.validate(state.adapters))
+            loss = run.validate(state.adapters)
+            log.validation(step, loss)
         save(run.manager, state, run.recipe)
     run.manager.wait_until_finished()  # files of the last steps
     return state
 
 
-def _record_of(state: State, metrics: dict[str, jax.Array], began: float) -> dict[str, Any]:
-    """The line of the log for a step that began at `began`; waits until the step is done."""
+def _record_of(state: State, metrics: Metrics, began: float) -> dict[str, Any]:
+    """The line of the log for a step that began at `began`. Waits until the step is done.
+
+    Raises:
+      UserError: the step's gradient isn't finite.
+    """
     learning_rate = state.opt_state.hyperparams["learning_rate"]
     record = {
         "step": state.step,
@@ -992,5 +1277,5 @@ def _record_of(state: State, metrics: dict[str, jax.Array], began: float) -> dic
     }
     if not np.isfinite(record["grad_norm"]):
         raise UserError(f"step {state.step}: loss {record['loss']}, gradient norm "
-                        f"{record['grad_norm']}. Lower learning_rate, start over.")
+                        f"{record['grad_norm']}. Lower learning_rate, and start over.")
     return record

@@ -1,13 +1,13 @@
-"""Safetensors files too large to load: where each tensor lies, and which model they are.
+"""Safetensors files that are too large to load: where each tensor lies, and which model it is.
 
-The format (https://github.com/huggingface/safetensors#format): 8 bytes with the length of a
-header, a JSON header with name, dtype, shape and byte range of every tensor, then their bytes,
-back to back.
+A file (https://github.com/huggingface/safetensors#format) begins with 8 bytes that hold the length
+of a header. Then comes the header, JSON with the name, dtype, shape and byte range of every tensor,
+and then the bytes of all tensors, back to back.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,25 +19,32 @@ from safetensors import SafetensorError, safe_open
 from helpers.run import UserError
 from tables import architecture
 
-DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}  # a merge's results
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+# {as safetensors names it: NumPy's} of the dtypes that we load and merge
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 PREFIXES = ("model.language_model.", "model.")  # of the language model's tensors
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
-          "model.vision_embedder.")  # the last is the 12B's
+TOWERS = (
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+    "model.vision_embedder.",  # the 12B's
+)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one tensor lies: `start` is its first byte in the file, `stop` the first after it."""
+    """Where one tensor lies."""
 
     file: Path
-    dtype: str
+    dtype: str  # as safetensors names it
     shape: tuple[int, ...]
-    start: int
-    stop: int
+    start: int  # its first byte in the file
+    stop: int   # the first byte after it
 
     def array(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
-        """The tensor as pages of its file: nothing is read yet. Mode "r+" writes to the file."""
+        """The tensor as pages of its file: nothing is read yet. With "r+", changes are written."""
         size = self.stop - self.start
         data = np.memmap(self.file, np.uint8, mode, self.start, size)
         return data.view(DTYPES[self.dtype]).reshape(self.shape)
@@ -47,7 +54,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     """{name: `Tensor`} of a safetensors file.
 
     Raises:
-      UserError: the library finds lengths, offsets or dtypes that do not fit.
+      UserError: the library finds lengths, offsets or dtypes that don't fit.
     """
     try:
         with safe_open(path, "np"):
@@ -55,35 +62,46 @@ def read_header(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         why = str(error).removeprefix("Error while deserializing header: ")
         raise UserError(f"{path} is damaged or cut short ({why}). Download it again.") from error
+
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
+    data = 8 + length  # where the tensors' bytes begin
     tensors = {}
     for name, entry in entries.items():
-        start, stop = (8 + length + offset for offset in entry["data_offsets"])
-        shape = tuple(entry["shape"])
-        tensors[name] = Tensor(path, entry["dtype"], shape, start, stop)
+        first, end = entry["data_offsets"]
+        tensors[name] = Tensor(
+            file=path,
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            start=data + first,
+            stop=data + end,
+        )
     return tensors
 
 
 def files_of(folder: str | Path) -> list[Path]:
-    """A model's safetensors files, in the order of their names. `names_of` decides which they are.
+    """A model's safetensors files, in the order of their names. `names_of` says which they are.
 
-    A large model comes in several files (shards), and an index says which tensor is in which. Where
-    there is no index, it is model.safetensors. Files that lie beside these are refused, because
-    every program picks in its own way: one would train a model, the next would change another.
+    A large model comes in several files (shards), and an index says which tensor is in which file.
+    Without an index, it's model.safetensors. Other safetensors files in the folder are refused,
+    because every program picks in its own way: one would train one set of weights, and the next
+    would change the other set.
 
     Raises:
-      UserError: not a model folder, an index that cannot be used, a file that it names and that is
-        missing, or a .safetensors file that it doesn't name.
+      UserError: this isn't a model folder, or its index can't be used, or a file that the index
+        names is missing, or there's a .safetensors file that it doesn't name.
     """
     folder = Path(folder)
-    source = INDEX if (folder / INDEX).exists() else SINGLE
     names = names_of(folder)
+    source = SINGLE
+    if (folder / INDEX).exists():
+        source = INDEX
     has_config = (folder / "config.json").exists()
     if not has_config or not (folder / source).exists():
         raise UserError(f"{folder} is not a model folder (config.json and safetensors files).")
+
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -99,23 +117,30 @@ def files_of(folder: str | Path) -> list[Path]:
 def names_of(folder: str | Path) -> list[str]:
     """The names of a model's safetensors files: those in its index, else model.safetensors.
 
-    The files needn't be there yet: `remote.stage` fetches the ones that this names.
+    The files needn't be there yet, because `remote.stage` asks this which ones to fetch.
 
     Raises:
-      UserError: there is an index, and it can't be used.
+      UserError: there's an index, and it can't be used.
     """
-    if (Path(folder) / INDEX).exists():
-        return sorted(set(_index_of(Path(folder)).values()))
-    return [SINGLE]
+    folder = Path(folder)
+    if not (folder / INDEX).exists():
+        return [SINGLE]
+    places = _index_of(folder)
+    return sorted(set(places.values()))
 
 
 def _index_of(folder: Path) -> dict[str, str]:
-    """{tensor: file} of a folder's index."""
+    """{tensor: file} of a folder's index.
+
+    Raises:
+      UserError: it isn't JSON, or names no files, or names one that isn't a safetensors file here.
+    """
     path = folder / INDEX
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
+
     places = None
     if isinstance(index, dict):
         places = index.get("weight_map")
@@ -137,12 +162,13 @@ def open_model(folder: str | Path) -> dict[str, Tensor]:
     """
     folder = Path(folder)
     tensors: dict[str, Tensor] = {}
-    places = set()
+    places = set()  # (tensor, file) as the files have it
     for file in files_of(folder):
         for name, tensor in read_header(file).items():
             tensors[name] = tensor
             places.add((name, file.name))
-    promised = places
+
+    promised = places  # and as the index has it
     if (folder / INDEX).exists():
         promised = set(_index_of(folder).items())
     wrong = sorted(places ^ promised)
@@ -153,11 +179,20 @@ def open_model(folder: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def language_prefix(folder: str | Path, tensors: Mapping[str, Tensor],
-                    config: architecture.Config) -> str:
-    """What the names of the language model's tensors start with, once all of them are checked.
+def first_three(problems: Sequence[str]) -> str:
+    """Up to three problems in one line, and how many more there are."""
+    text = "; ".join(problems[:3])
+    if len(problems) > 3:
+        text += f" (and {len(problems) - 3} more)"
+    return text
 
-    That is `model.language_model.` in google's files, and `model.` in those of transformers'
+
+def language_prefix(
+    folder: str | Path, tensors: Mapping[str, Tensor], config: architecture.Config
+) -> str:
+    """Check the language model's tensors, and return what their names start with.
+
+    That's `model.language_model.` in google's files, and `model.` in the files of transformers'
     `Gemma4ForCausalLM`. Towers for images and sound may lie beside the language model.
 
     Args:
@@ -167,57 +202,67 @@ def language_prefix(folder: str | Path, tensors: Mapping[str, Tensor],
 
     Raises:
       UserError: a tensor that the config asks for is missing, or has another shape or a dtype that
-        isn't one of `DTYPES`; or there is one that no part of the model computes with.
+        isn't one of `DTYPES`; or there's one that no part of the model computes with.
     """
-    own = {}
+    of_language = {}
     for name, tensor in tensors.items():
         if not name.startswith(TOWERS):
-            own[name] = tensor
-    if "lm_head.weight" in own:
+            of_language[name] = tensor
+    if "lm_head.weight" in of_language:
         raise UserError(f"{folder} has an output matrix of its own (lm_head.weight), but we "
                         "compute a Gemma 4's logits with its embedding. Take a base that has none.")
+
     for prefix in PREFIXES:
-        if f"{prefix}embed_tokens.weight" in own:
+        if f"{prefix}embed_tokens.weight" in of_language:
             break
     else:
+        first_name = min(of_language, default="none")
         raise UserError(f"{folder} has no {PREFIXES[0]}embed_tokens.weight (its first name is "
-                        f"{min(own, default='none')}). Take a Gemma4ForCausalLM or "
+                        f"{first_name}). Take a Gemma4ForCausalLM or "
                         "Gemma4ForConditionalGeneration as transformers saves it.")
-    problems = _differences(own, prefix, *architecture.tensors(config))
+
+    needed, unused = architecture.tensors(config)
+    problems = _differences(of_language, prefix, needed, unused)
     if problems:
-        text = "; ".join(problems[:3])
-        if len(problems) > 3:
-            text += f" (and {len(problems) - 3} more)"
-        raise UserError(f"the weights in {folder} are not those of its config.json: {text}. "
-                        "Take a base whose files fit together.")
+        raise UserError(f"the weights in {folder} are not those of its config.json: "
+                        f"{first_three(problems)}. Take a base whose files fit together.")
     return prefix
 
 
-def _differences(tensors: Mapping[str, Tensor], prefix: str, needed: architecture.Shapes,
-                 unused: architecture.Shapes) -> list[str]:
+def _differences(
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    needed: architecture.Shapes,
+    unused: architecture.Shapes,
+) -> list[str]:
     """What is missing, what is too much, and what has another shape or dtype, in words."""
     problems = []
-    for name in needed:
+    shapes = {}
+    for name, shape in needed.items():
+        shapes[prefix + name] = shape
         if prefix + name not in tensors:
             problems.append(f"{prefix}{name} is missing")
-    known = {**needed, **unused}
-    shapes = {prefix + name: shape for name, shape in known.items()}
+    for name, shape in unused.items():
+        shapes[prefix + name] = shape
+
+    dtypes = ", ".join(DTYPES)
     for name, tensor in tensors.items():
         if name not in shapes:
             problems.append(f"{name} is no part of the model that we compute")
-        elif tensor.shape != shapes[name] or tensor.dtype not in DTYPES:
-            there = f"{tensor.dtype} {list(tensor.shape)}"
-            dtypes = ", ".join(DTYPES)
-            ours = f"{list(shapes[name])} in {dtypes}"
-            problems.append(f"{name} is {there} instead of {ours}")
+            continue
+        shape = shapes[name]
+        if tensor.shape != shape or tensor.dtype not in DTYPES:
+            problems.append(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of "
+                            f"{list(shape)} in {dtypes}")
     return problems
 
 
 def fingerprint(folder: str | Path) -> str:
-    """SHA-256 that tells models apart in a second, also for 62 GB: not a proof that all is whole.
+    """A SHA-256 that tells models apart. It takes a second, even for 62 GB.
 
-    It covers config, tokenizer, template, and of each of the model's safetensors files its name,
-    its size and 64 evenly spread blocks of 16 KiB; neither the place nor the times of the files.
+    It covers config, tokenizer and template, and of each of the model's safetensors files its name,
+    its size and 64 evenly spread blocks of 16 KiB. So it doesn't prove that every byte is whole.
+    Where the files lie, and how old they are, doesn't matter.
 
     Raises:
       UserError: see `files_of`.
@@ -243,9 +288,9 @@ def fingerprint(folder: str | Path) -> str:
 def adapters_digest(adapters: Any) -> str:
     """SHA-256 of a run's adapters: over every path, dtype, shape and byte, in the paths' order.
 
-    A damaged checkpoint restores without a word, with other numbers; this notices. What 03 holds
-    (`gemma.adapted_modules(model)`, or an NNX state) and what 04 restores from the checkpoint
-    (`merge.restore_adapters`) give the same digest for the same adapters.
+    A damaged checkpoint can be restored without an error, but with other numbers. The digest tells.
+    What 03 holds (`gemma.adapted_modules(model)`, or an NNX state) and what 04 restores from the
+    checkpoint (`merge.restore_adapters`) have the same digest if they're the same adapters.
 
     Args:
       adapters: {module path: (A, B)}, {module path: {"a": A, "b": B}}, or nested mappings whose
@@ -272,8 +317,9 @@ def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarr
     else:
         if path[-1] == "value":  # Orbax keeps a variable's array there
             path = path[:-1]
-        letter = path[-1].rpartition("_lora_")[2]  # Qwix: w_lora_a, kernel_lora_a
+        *parts, name = path
+        module = ".".join(parts)
+        _, _, letter = name.rpartition("_lora_")  # Qwix: w_lora_a, kernel_lora_a
         if hasattr(tree, "get_value"):
             tree = tree.get_value()
-        module = ".".join(path[:-1])
         yield f"{module}.{letter}", np.asarray(tree)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The free TPU from your own machine: Kaggle's v5e-8, twenty hours a week (docs/MACHINES.md).
 #   scripts/kaggle.sh smoke  [NAME=VALUE...]             about twenty minutes: thirty steps of the E2B, one server start
-#   scripts/kaggle.sh push   [--resume] [NAME=VALUE...]  01 to 07 of the 31B, at most 8.5 hours; --resume: from the last output on
+#   scripts/kaggle.sh push   [--resume] [NAME=VALUE...]  01 to 07 of the 31B, at most 8.5 hours; --resume goes on from the last output
 #   scripts/kaggle.sh status                             queued, running or ended, and how much quota is left
-#   scripts/kaggle.sh output [FOLDER]                    bring what it left to FOLDER (kaggle-output)
+#   scripts/kaggle.sh output [FOLDER]                    bring what it left into FOLDER (kaggle-output)
 # Settings: SIZE, MAX_STEPS, KAGGLE_HOURS, BASE_FROM (hub, mount), SERVE_TRY (0 to 4: serving/v5e.py).
-# REPOSITORY: the address that is cloned there (unset: your origin). DRY_RUN=1 prints the commands, and sends nothing.
+# REPOSITORY: the address that Kaggle clones (unset: your origin). DRY_RUN=1 prints the commands, and sends nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 NAME=gemma4-on-tpu

@@ -5,7 +5,7 @@
 #   scripts/vm.sh bucket BUCKET ZONE                make a bucket near it, and let the machines write there
 #   scripts/vm.sh run    NAME ZONE SCRIPT [WORD...] start a script of scripts/ there, watch its log
 #   scripts/vm.sh ssh    NAME ZONE                  a shell, with port 8888 of the machine on this laptop
-#   scripts/vm.sh list   [ZONE...]                  what costs; classic machines only in a ZONE
+#   scripts/vm.sh list   [ZONE...]                  what costs money now; classic machines only if you name their ZONE
 #   scripts/vm.sh delete NAME ZONE                  end a machine, however it was made
 # DRY_RUN=1 prints the commands and runs none. CLASSIC=1 uses the Cloud TPU API (no guard on run time).
 set -euo pipefail
@@ -45,7 +45,7 @@ compute() { # compute MODEL: by the Compute Engine API, with a guard that delete
     --max-run-duration="${hours}h" --instance-termination-action=DELETE
 }
 classic() { # by the Cloud TPU API: for v5p the way that others are known to have gone
-  say "no guard on run time: delete $name yourself"
+  say "no time limit ends $name, so do it yourself: scripts/vm.sh delete $name $zone"
   run gcloud compute tpus tpu-vm create "$name" --zone="$zone" --version="$(fact RUNTIME)" \
     --accelerator-type="$(fact TYPE)" --spot
 }
@@ -61,7 +61,7 @@ check)
     ask=(run "${ask[@]}")
   fi
   "${ask[@]}" ||
-    { say "the hub does not give $model: accept its licence on the page, then export HF_TOKEN=hf_..."; exit 1; }
+    { say "the hub doesn't let you download $model. Accept its licence on its page, then export HF_TOKEN=hf_..."; exit 1; }
   say "$model can be downloaded"
   ;;
 create)

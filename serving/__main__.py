@@ -1,6 +1,6 @@
 """python -m serving start|status|stop FOLDER: a server as `options.json` in the folder says.
 
-`stop` also ends those whose folders are in it.
+`stop` also ends the servers whose folders are inside it.
 """
 
 import sys
@@ -24,21 +24,21 @@ def status(folder: str) -> str:
 def stop(folder: str) -> str:
     """End every server whose folder is this one, or is in it."""
     folders = {path.parent for path in Path(folder).rglob("server.*")}
-    said = "no server was running"
+    outcome = "no server was running"
     for place in sorted(folders):
         if server.stop(place):
-            said = "stopped"
-    return said
+            outcome = "stopped"
+    return outcome
 
 
 WORDS = {"start": start, "status": status, "stop": stop}
 
 
 def main(words: list[str]) -> None:
-    """Do what the words say; an error is its one line.
+    """Do what the words say; an error is shown as its one line.
 
     Raises:
-      SystemExit: the words are others, or what they ask for failed, or Ctrl-C.
+      SystemExit: the words aren't these, or what they ask for failed, or Ctrl-C.
     """
     if len(words) != 2 or words[0] not in WORDS:
         sys.exit(__doc__)
@@ -48,10 +48,10 @@ def main(words: list[str]) -> None:
     except UserError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
-        told = "interrupted: run it again to be sure"
+        message = "interrupted: run it again to be sure"
         if word == "start":
-            told = "interrupted: no server was left running"
-        print(told, file=sys.stderr)
+            message = "interrupted: no server was left running"
+        print(message, file=sys.stderr)
         sys.exit(130)
 
 

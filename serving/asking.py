@@ -4,6 +4,7 @@ proxy."""
 import collections
 import contextlib
 import json
+import math
 import time
 import urllib.error
 import urllib.request
@@ -36,8 +37,10 @@ def _direct() -> urllib.request.OpenerDirector:
 
 
 def _headers(record: ServerRecord) -> dict[str, str]:
+    """The headers of a question to this server, with its key if it asks for one."""
     headers = {"Content-Type": "application/json"}
-    if key := environment.api_key(record.environment):
+    key = environment.api_key(record.environment)
+    if key:
         headers["Authorization"] = f"Bearer {key}"
     return headers
 
@@ -45,7 +48,8 @@ def _headers(record: ServerRecord) -> dict[str, str]:
 def _message_of(answer: str) -> str:
     """The server's own words in the body of a refusal, or the body."""
     with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
-        return str(json.loads(answer)["error"]["message"])
+        body = json.loads(answer)
+        return str(body["error"]["message"])
     return answer
 
 
@@ -59,14 +63,15 @@ def request(record: ServerRecord, path: str, payload: object = None, timeout: fl
       UserError: no server answers, or it refuses; its own message is repeated.
     """
     data = None if payload is None else json.dumps(payload).encode()
-    question = urllib.request.Request(record.base_url + path, data, _headers(record))
+    url = record.base_url + path
+    question = urllib.request.Request(url, data, _headers(record))
     try:
         with _direct().open(question, timeout=timeout) as answer:
             return answer.read().decode()
     except urllib.error.HTTPError as error:
         body = error.read().decode(errors="replace")
-        told = environment.without_secrets(_message_of(body))
-        raise UserError(f"{path}: HTTP {error.code}: {told[:300]}") from error
+        message = environment.without_secrets(_message_of(body))
+        raise UserError(f"{path}: HTTP {error.code}: {message[:300]}") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise UserError(
@@ -90,9 +95,10 @@ def openai_client(record: ServerRecord) -> "openai.OpenAI":
     """OpenAI's own client for this server: no proxy, no second try, and a key if the server asks
     for one."""
     import openai  # a second to import, and a sweep doesn't need it
+    key = environment.api_key(record.environment)
     return openai.OpenAI(
         base_url=f"{record.base_url}/v1",
-        api_key=environment.api_key(record.environment) or "unused",
+        api_key=key or "unused",
         max_retries=0,
         http_client=openai.DefaultHttpxClient(trust_env=False))
 
@@ -110,17 +116,20 @@ def load_adapter(record: ServerRecord, name: str, folder: str) -> None:
     Raises:
       UserError: the server takes no adapters while it runs, or not this one; says why.
     """
-    allowed = RUNTIME in record.environment + record.command
-    if not allowed or "--max-lora-rank" not in record.command:
+    command = record.command
+    allowed = RUNTIME in record.environment + command
+    if not allowed or "--max-lora-rank" not in command:
         raise UserError(f"{record.name} takes no adapters while it runs. Start it with at least "
                         f'one in adapters, and with environment=("{RUNTIME}",).')
     check_base(folder, record.model)
     rank = adapter_rank(folder)
-    most = int(record.command[record.command.index("--max-lora-rank") + 1])
+    place = command.index("--max-lora-rank")
+    most = int(command[place + 1])
     if rank > most:
         raise UserError(f"the adapter {folder} has rank {rank}, and this server was started for "
                         f"{most} at most. Name this adapter in adapters, and start it again.")
-    request(record, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+    payload = {"lora_name": name, "lora_path": folder}
+    request(record, "/v1/load_lora_adapter", payload)
 
 
 def template_arguments(thinking: bool) -> dict:
@@ -137,11 +146,14 @@ def chat_request(text: str, system: str, thinking: bool, **more: object) -> dict
       thinking: whether the model may fill its thought channel first.
       more: further arguments, such as `model` and `max_tokens`.
     """
-    messages = [{"role": "user", "content": text.strip()}]
+    messages = []
     if system:
-        messages.insert(0, {"role": "system", "content": system})
-    request = {"messages": messages, "temperature": 0}
-    request["extra_body"] = template_arguments(thinking)
+        messages.append({"role": "system", "content": system})
+    messages.append({"role": "user", "content": text.strip()})
+    request = {
+        "messages": messages,
+        "temperature": 0,
+        "extra_body": template_arguments(thinking)}
     return request | more
 
 
@@ -154,16 +166,17 @@ def counters(record: ServerRecord) -> Counters:
     Prometheus' names: a counter ends in `_total`. "cache" has the labels of vLLM's
     cache_config_info.
     """
-    found: Counters = collections.defaultdict(float)
-    for family in text_string_to_metric_families(request(record, "/metrics")):
+    text = request(record, "/metrics")
+    values: Counters = collections.defaultdict(float)
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name] += sample.value
+            values[sample.name] += sample.value
             if "position" in sample.labels:
                 position = int(sample.labels["position"])
-                found[sample.name, position] += sample.value
+                values[sample.name, position] += sample.value
             if sample.name == "vllm:cache_config_info":
-                found["cache"] = sample.labels
-    return found
+                values["cache"] = sample.labels
+    return values
 
 
 def acceptance(before: Counters, after: Counters) -> dict | None:
@@ -178,8 +191,10 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
     accepted = after[ACCEPTED] - before[ACCEPTED]
     if not drafts:
         return None
-    positions = sorted(key for key in after if key[0] == ACCEPTED_AT)
-    shares = [(after[key] - before[key]) / drafts for key in positions]
+    shares = []
+    for key in sorted(key for key in after if key[0] == ACCEPTED_AT):
+        accepted_there = after[key] - before[key]
+        shares.append(accepted_there / drafts)
     return {
         "drafts": int(drafts),
         "by position": shares,
@@ -194,9 +209,13 @@ def seconds_per_token(before: Counters, after: Counters) -> float:
     Args:
       before, after: answers of `counters`, around the requests that count.
     """
-    tokens = after[f"{TOKEN_TIME}_count"] - before[f"{TOKEN_TIME}_count"]
-    seconds = after[f"{TOKEN_TIME}_sum"] - before[f"{TOKEN_TIME}_sum"]
-    return seconds / tokens if tokens else float("nan")
+    count = f"{TOKEN_TIME}_count"
+    total = f"{TOKEN_TIME}_sum"
+    tokens = after[count] - before[count]
+    if not tokens:
+        return math.nan
+    seconds = after[total] - before[total]
+    return seconds / tokens
 
 
 def wait_idle(record: ServerRecord, patience: float = 60.0) -> Counters:
@@ -210,11 +229,11 @@ def wait_idle(record: ServerRecord, patience: float = 60.0) -> Counters:
     """
     deadline = time.monotonic() + patience
     while True:
-        found = counters(record)
-        running = int(found["vllm:num_requests_running"])
-        waiting = int(found["vllm:num_requests_waiting"])
+        values = counters(record)
+        running = int(values["vllm:num_requests_running"])
+        waiting = int(values["vllm:num_requests_waiting"])
         if not running and not waiting:
-            return found
+            return values
         if time.monotonic() > deadline:
             raise UserError(
                 f"the server is not idle: {running} requests run and {waiting} wait after "

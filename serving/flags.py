@@ -9,7 +9,8 @@ YOURS = "yours, from the settings"
 
 def _reasons() -> dict[str, str]:
     """flags.csv: the reason by flag, and by variable that the command sets."""
-    table = pd.read_csv(Path(__file__).with_suffix(".csv"))
+    path = Path(__file__).with_suffix(".csv")
+    table = pd.read_csv(path)
     return dict(zip(table.flag, table.why, strict=True))
 
 
@@ -18,26 +19,37 @@ def explain(command: list[str]) -> pd.DataFrame:
 
     Docker's `-e` has the reasons of the variables that it sets.
     """
-    first = "run" if "run" in command else "serve"
-    begin = command.index(first) + 1
-    values: dict[str, list[str]] = {}
-    flag = ""
-    for part in command[begin:]:
-        if part.startswith("-"):
-            flag, equals, value = part.partition("=")
-            known = values.setdefault(flag, [])
-            if equals:
-                known.append(value)
-        elif flag:
-            values[flag].append(part)
+    values = _values_by_flag(command)
     reasons = _reasons()
     variables = []
     for setting in values.get("-e", ()):
         name = setting.partition("=")[0]
-        variables.append(reasons.get(name, f"{name}: {YOURS}"))
+        reason = reasons.get(name, f"{name}: {YOURS}")
+        variables.append(reason)
     reasons["-e"] = "; ".join(variables)
-    table = []
-    for flag, given in values.items():
-        why = reasons.get(flag, YOURS)
-        table.append({"flag": flag, "value": " ".join(given), "why": why})
-    return pd.DataFrame(table).set_index("flag")
+
+    rows = []
+    for flag, words in values.items():
+        row = {
+            "flag": flag,
+            "value": " ".join(words),
+            "why": reasons.get(flag, YOURS)}
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("flag")
+
+
+def _values_by_flag(command: list[str]) -> dict[str, list[str]]:
+    """The words behind each flag of a command, in order; a flag that comes twice has both."""
+    first = "run" if "run" in command else "serve"
+    begin = command.index(first) + 1
+    values: dict[str, list[str]] = {}
+    flag = ""
+    for word in command[begin:]:
+        if word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            known = values.setdefault(flag, [])
+            if equals:
+                known.append(value)
+        elif flag:
+            values[flag].append(word)
+    return values

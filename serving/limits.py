@@ -1,4 +1,4 @@
-"""What a server cannot beat: least times from its options, its model's config and its machine."""
+"""What a server can't beat: least times from its options, its model's config and its machine."""
 
 import math
 import os
@@ -6,6 +6,8 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import pandas as pd
 
 from serving import environment
 from serving.commands import VENV
@@ -61,7 +63,7 @@ def machine_of(options: Options, config: dict | None = None,
       dollars_per_hour: of all chips; 0: the published price, if there is one.
 
     Raises:
-      UserError: the CPU cannot be calibrated.
+      UserError: the CPU can't be calibrated.
     """
     if not options.chip:
         return _this_cpu(options, config or read_config(options.model), dollars_per_hour)
@@ -84,25 +86,33 @@ def machine_of(options: Options, config: dict | None = None,
 
 
 def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machine:
-    """The machine that we run on, measured for a second and a half."""
+    """The machine that we run on, measured for a second and a half.
+
+    Raises:
+      UserError: it can't be measured.
+    """
     size = step_bytes(config, options)
-    words = [str(VENV / "python"), "-c", PROBE.replace("BYTES", str(size))]
+    probe = PROBE.replace("BYTES", str(size))
+    words = [str(VENV / "python"), "-c", probe]
     done = subprocess.run(words, capture_output=True, text=True, env=environment.for_child())
     if done.returncode:
-        last = environment.without_secrets(done.stderr.strip().splitlines()[-1])
+        lines = done.stderr.strip().splitlines()
+        last = environment.without_secrets(lines[-1])
         raise UserError(f"calibrating failed: {last}")
+
     peak, bandwidth = map(float, done.stdout.split())
+    copies = options.data_parallel
     return Machine(
         system=f"{os.cpu_count()} CPU cores",
-        peak=peak / options.data_parallel,
-        bandwidth=bandwidth / options.data_parallel,
+        peak=peak / copies,
+        bandwidth=bandwidth / copies,
         dollars_per_hour=dollars_per_hour or math.nan,
         options=options)
 
 
 def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
-    """Bytes that one decode step of one copy must read: of each number one if it is quantised, else
-    two."""
+    """Bytes that one decode step of one copy must read: one for each number that's quantised, two
+    for any other."""
     weight = 1 if options.quantization else 2
     cached = 1 if "8" in options.kv_cache_dtype else 2
     return physics.decode_bytes(config, batch, context, weight, cached, options.tensor_parallel)
@@ -114,16 +124,24 @@ def ttft_floors(config: dict, input_len: int, starts: Sequence[float],
     work = physics.prefill_flops(config, input_len) / machine.peak
     reading = step_bytes(config, machine.options) / machine.bandwidth
     alone = max(work, reading)
+
     copies = machine.options.data_parallel
     in_order = sorted(starts)
     waits: list[float] = []
     for copy in range(copies):  # equal work: they take turns
-        waits += physics.fcfs_ttft(in_order[copy::copies], work)
-    return alone, max(alone, statistics.median(waits))
+        arrivals = in_order[copy::copies]
+        waits += physics.fcfs_ttft(arrivals, work)
+    queued = statistics.median(waits)
+    return alone, max(alone, queued)
 
 
-def tpot_floor(config: dict, input_len: int, machine: Machine, batch: int = 1, tokens: float = 1.0,
-               checked: int = 1) -> float:
+def tpot_floor(
+        config: dict,
+        input_len: int,
+        machine: Machine,
+        batch: int = 1,
+        tokens: float = 1.0,
+        checked: int = 1) -> float:
     """Least possible time per output token in seconds: of one request alone, or of a full batch.
 
     Args:
@@ -145,35 +163,45 @@ def floors(measurement: Measurement, machine: Machine, config: dict | None = Non
       config: as for `machine_of`.
     """
     config = config or read_config(machine.options.model)
-    series, done = measurement.series, measurement.answered()
-    alone, queued = ttft_floors(config, series.input_len, list(done.start), machine)
-    drafted = series.speculation or {"tokens per step": 1.0}
-    step = tpot_floor(config, series.input_len, machine, tokens=drafted["tokens per step"])
-    ttft = 1e3 * done.ttft
-    tpot = measurement.percentile("tpot", 50)
-    flag = (_impossible("TTFT, the fastest request,", ttft.min(), 1e3 * alone)
-            or _impossible("TTFT, first come first served,", ttft.median(), 1e3 * queued)
-            or _impossible("TPOT", tpot, 1e3 * step))
-    if not flag and series.cached_tokens > 0:
-        flag = f"{series.cached_tokens:.0f} prompt tokens came from the prefix cache"
-    return {
+    series = measurement.series
+    answered = measurement.answered()
+    inputs = series.input_len
+    alone, queued = ttft_floors(config, inputs, list(answered.start), machine)
+    tokens = 1.0
+    if series.speculation:
+        tokens = series.speculation["tokens per step"]
+    step = tpot_floor(config, inputs, machine, tokens=tokens)
+
+    floor = {
         "ttft_floor_ms": 1e3 * alone,
         "ttft_queue_floor_ms": 1e3 * queued,
-        "tpot_floor_ms": 1e3 * step,
-        "flag": flag,
-    }
+        "tpot_floor_ms": 1e3 * step}
+    flag = _first_doubt(measurement, 1e3 * answered.ttft, floor)
+    return floor | {"flag": flag}
 
 
-def _impossible(what: str, measured: float, floor: float) -> str:
-    """Why a measured time cannot be, in milliseconds; "" if it can."""
-    if measured >= floor:
-        return ""
-    return f"impossible: {what} {measured:.4g} ms is below the floor of {floor:.4g} ms"
+def _first_doubt(measurement: Measurement, ttft: pd.Series, floor: dict[str, float]) -> str:
+    """What is wrong with a measurement, by its floors in milliseconds; "" if nothing is.
+
+    Args:
+      ttft: milliseconds, of each answered request.
+    """
+    measured = (
+        ("TTFT, the fastest request,", ttft.min(), floor["ttft_floor_ms"]),
+        ("TTFT, first come first served,", ttft.median(), floor["ttft_queue_floor_ms"]),
+        ("TPOT", measurement.percentile("tpot", 50), floor["tpot_floor_ms"]))
+    for what, time, least in measured:
+        if time >= least:
+            continue
+        return f"impossible: {what} {time:.4g} ms is below the floor of {least:.4g} ms"
+    cached = measurement.series.cached_tokens
+    if cached > 0:
+        return f"{cached:.0f} prompt tokens came from the prefix cache"
+    return ""
 
 
 def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
-    """The time between two pieces of a streamed answer, and why it cannot be believed, if it
-    cannot.
+    """The time between two pieces of a streamed answer, and why it can't be believed, if it can't.
 
     Nobody can receive tokens faster than they are made. Where that seems so, this client was late:
     it was still starting, or short of CPU, and read many pieces at once that had waited for it.
@@ -186,18 +214,25 @@ def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
     Returns:
       (seconds, ""), or (nan, why).
     """
-    if len(arrivals) < 2:
+    gaps = len(arrivals) - 1
+    if gaps < 1:
         return math.nan, "one piece has no gap"
-    gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
+    gap = (arrivals[-1] - arrivals[0]) / gaps
     if gap < 0.8 * made:
-        return math.nan, (
-            f"one piece every {1e3 * gap:.2g} ms cannot be: making a token takes {1e3 * made:.2g} "
-            "ms here. This client read late, and many at once")
+        why = (f"one piece every {1e3 * gap:.2g} ms can't be: making a token takes "
+               f"{1e3 * made:.2g} ms here. This client read late, and many at once")
+        return math.nan, why
     return gap, ""
 
 
-def memory_plan(config: dict, chip_bytes: float, tp: int, dp: int, kv_dtype_bytes: int,
-                stored: float, share: float = SHARE) -> dict[str, float]:
+def memory_plan(
+        config: dict,
+        chip_bytes: float,
+        tp: int,
+        dp: int,
+        kv_dtype_bytes: int,
+        stored: float,
+        share: float = SHARE) -> dict[str, float]:
     """HBM per chip and the requests that fit, for one layout; sizes are per chip, in GiB.
 
     Every layer keeps all tokens: vLLM's TPU package 0.32.0 sets `sliding_window = None` in its

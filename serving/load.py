@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import BinaryIO, Protocol
 
 import pandas as pd
 
@@ -38,10 +38,10 @@ class Load:
     """What 06 measures."""
 
     regimes: tuple[Regime, ...] = ((256, 32),)
-    rates: int = 7          # how many are seen around the knee, beside all at once
+    rates: int = 7          # how many are measured around the knee, beside all at once
     repeats: int = 3        # measurements of each point
     again: int = 2          # further ones at the most, of a point that noise disturbed
-    seconds: float = 60.0   # at all that the server can take; a smaller rate: up to twice as long
+    seconds: float = 60.0   # at the most that the server takes; smaller rates up to twice as long
     min_requests: int = 12  # per point, however slow the server
     long: float = 600.0     # seconds of the run that confirms a price; at the least 20 latencies
     warmups: int = 1        # requests before each point, not counted
@@ -53,7 +53,7 @@ def check_prompts(path: str | Path) -> int:
     line.
 
     Raises:
-      UserError: the file cannot be read, or a line has no prompt.
+      UserError: the file can't be read, or a line has no prompt.
     """
     try:
         content = Path(path).read_bytes()
@@ -61,7 +61,9 @@ def check_prompts(path: str | Path) -> int:
         raise UserError(f"{path} cannot be read ({error.strerror}). Correct the path.") from error
     count = 0
     for line in texts.json_lines(content):
-        prompt = line.value.get("prompt") if isinstance(line.value, dict) else None
+        prompt = None
+        if isinstance(line.value, dict):
+            prompt = line.value.get("prompt")
         if not prompt or not isinstance(prompt, str):
             raise UserError(f"{path}, line {line.number}: no prompt. "
                             'Each line is {"prompt": "..."}.')
@@ -114,45 +116,71 @@ class Client(contextlib.AbstractContextManager):
           UserError: it failed; its last lines.
         """
         with tempfile.TemporaryDirectory() as folder, open(self.log, "ab", buffering=0) as log:
-            told = environment.without_secrets(shlex.join(arguments))
-            log.write(f"\n$ vllm {told}\n".encode())
+            plain = environment.without_secrets(shlex.join(arguments))
+            log.write(f"\n$ vllm {plain}\n".encode())
             process = self.process or self._begin(log)
             path = Path(folder) / "result.json"
             words = [*arguments, "--result-dir", folder, "--result-filename", path.name]
-            assert process.stdin and process.stdout
-            with contextlib.suppress(BrokenPipeError):  # it has died: its exit status says so below
-                process.stdin.write(json.dumps(words).encode() + b"\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                if line.decode().strip() == DONE:
-                    return json.loads(path.read_text())
-                log.write(line)
+            _send(process, words)
+            if _is_done(process, log):
+                return json.loads(path.read_text())
         self.process = None
+        status = process.wait()
         last = server.last_lines(self.log)
-        raise UserError(f"vllm bench serve failed ({process.wait()}):\n{last}")
+        raise UserError(f"vllm bench serve failed ({status}):\n{last}")
 
-    def _begin(self, log: Any) -> subprocess.Popen:
+    def _begin(self, log: BinaryIO) -> subprocess.Popen:
         """Start the process; it knows the server's key, if there is one, and no proxy."""
         server.prepare("bash", "setup.sh", "serve")
         settings = ["HF_HUB_OFFLINE=1"]
-        if key := environment.api_key(self.record.environment):
+        key = environment.api_key(self.record.environment)
+        if key:
             settings.append(f"OPENAI_API_KEY={key}")
         self.process = subprocess.Popen(
-            [commands.VENV / "python", commands.LAUNCHER, "--lines"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=log, cwd=commands.ROOT,
+            [commands.VENV / "python", commands.LAUNCHER, "--lines"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=commands.ROOT,
             env=environment.for_child(settings))
         return self.process
 
 
-def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, requests: int,
-              seed: int, prompts: str | Path | None = None) -> list[str]:
+def _send(process: subprocess.Popen, words: list[str]) -> None:
+    """Give the client's process the arguments of its next run."""
+    line = json.dumps(words) + "\n"
+    assert process.stdin
+    with contextlib.suppress(BrokenPipeError):  # it has died: its exit status will say so
+        process.stdin.write(line.encode())
+        process.stdin.flush()
+
+
+def _is_done(process: subprocess.Popen, log: BinaryIO) -> bool:
+    """Wait for the end of a run, and log what it prints; False if the process ended instead."""
+    assert process.stdout
+    for line in process.stdout:
+        if line.decode().strip() == DONE:
+            return True
+        log.write(line)
+    return False
+
+
+def arguments(
+        record: ServerRecord,
+        load: Load,
+        regime: Regime,
+        rate: float,
+        requests: int,
+        seed: int,
+        prompts: str | Path | None = None) -> list[str]:
     """The arguments of `vllm` for one point at the server of `record`.
 
     Args:
       regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may
-        have. rate: requests per second, or inf. prompts: a file from which the requests come;
-        answers end where they end. Nothing is sent before them: it would be the first of them,
-        which a prefix cache then knows.
+        have.
+      rate: requests per second, or inf.
+      prompts: a file from which the requests come; answers end where they end. No warm-up is sent
+        before them: it would be the first of them, and a prefix cache would then know it.
     """
     inputs, outputs = map(str, regime)
     if prompts:
@@ -189,25 +217,38 @@ def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, req
 
 
 def _belongs_to(options: Options, load: Load, requests: int, prompts: str | Path | None) -> dict:
-    """What a measurement is one of: the server, the machine of a CPU, and the requests."""
-    cores = 0 if options.chip else os.cpu_count()
-    found = {**options.measured(), "requests": requests, "cores": cores}
+    """What a measurement belongs to: the server, the machine if it's a CPU, and the requests."""
+    made_by = options.measured()
+    made_by["requests"] = requests
+    made_by["cores"] = 0 if options.chip else os.cpu_count()
     if prompts:
-        return found | {"prompts": zlib.crc32(Path(prompts).read_bytes())}
-    return found | {"warmups": load.warmups}
+        content = Path(prompts).read_bytes()
+        made_by["prompts"] = zlib.crc32(content)
+    else:
+        made_by["warmups"] = load.warmups
+    return made_by
 
 
 def _first_error(result: dict) -> str:
+    """The last line of the first error in what `vllm bench serve` saved."""
     for error in result.get("errors", []):
         if error:
-            return error.strip().splitlines()[-1][:200]
+            lines = error.strip().splitlines()
+            return lines[-1][:200]
     return "no error text"
 
 
-def measure(client: Runner, options: Options, load: Load, folder: str | Path, regime: Regime,
-            rate: float, requests: int, repeat: int | str,
-            prompts: str | Path | None = None) -> Measurement:
-    """One measurement on an idle server: its stored result, if it is of the same, else a new one.
+def measure(
+        client: Runner,
+        options: Options,
+        load: Load,
+        folder: str | Path,
+        regime: Regime,
+        rate: float,
+        requests: int,
+        repeat: int | str,
+        prompts: str | Path | None = None) -> Measurement:
+    """One measurement on an idle server: the stored one if it belongs to the same, else a new one.
 
     Args:
       client: a `Client` of a server of these options.
@@ -216,13 +257,16 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
       prompts: a file of the reader's own requests (`check_prompts`).
 
     Raises:
-      UserError: the server is not idle or has died; the client failed; or no request was answered.
+      UserError: the server isn't idle or has died; the client failed; or no request was answered.
     """
-    name = f"{regime[0]}-{regime[1]}_{rate:g}_{repeat}"
+    inputs, outputs = regime
+    name = f"{inputs}-{outputs}_{rate:g}_{repeat}"
     path = Path(folder) / f"{name}.json"
     made_by = _belongs_to(options, load, requests, prompts)
-    if kept := Measurement.load(path, made_by):
+    kept = Measurement.load(path, made_by)
+    if kept:
         return kept
+
     seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
     before = asking.wait_idle(client.record)
     words = arguments(client.record, load, regime, rate, requests, seed, prompts)
@@ -230,10 +274,11 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
     after = asking.counters(client.record)
     if not result.get("completed"):
         raise UserError(f"none of {requests} requests was answered: {_first_error(result)}")
+
     result["series"] = {
         "made_by": made_by,
-        "input_len": regime[0],
-        "output_len": regime[1],
+        "input_len": inputs,
+        "output_len": outputs,
         "repeat": repeat,
         "speculation": asking.acceptance(before, after),
         "cached_tokens": after[CACHED] - before[CACHED],
@@ -247,9 +292,10 @@ def measure(client: Runner, options: Options, load: Load, folder: str | Path, re
 
 def at_rate(regime: Regime, rate: float) -> str:
     """The name of a point, to print."""
+    inputs, outputs = regime
     if rate == INF:
-        return f"{regime[0]}/{regime[1]}, all at once"
-    return f"{regime[0]}/{regime[1]} at {rate:.3g}/s"
+        return f"{inputs}/{outputs}, all at once"
+    return f"{inputs}/{outputs} at {rate:.3g}/s"
 
 
 def rounded(rate: float) -> float:
@@ -296,11 +342,13 @@ def spread(rates: list[float], count: int) -> list[float]:
     """The same rates and more, until there are `count`: half the smallest, then middles of gaps."""
     rates = sorted(rates)
     if len(rates) < count:
-        rates = [rounded(rates[0] / 2), *rates]
+        lowest = rounded(rates[0] / 2)
+        rates.insert(0, lowest)
     while len(rates) < count:
-        widest = max(range(1, len(rates)), key=lambda k: rates[k] / rates[k - 1])
-        middle = math.sqrt(rates[widest - 1] * rates[widest])
-        rates.insert(widest, rounded(middle))
+        ratios = [high / low for low, high in zip(rates, rates[1:], strict=False)]
+        gap = ratios.index(max(ratios))  # the first of the widest
+        middle = math.sqrt(rates[gap] * rates[gap + 1])
+        rates.insert(gap + 1, rounded(middle))
     return rates
 
 
@@ -308,8 +356,11 @@ class _Sweep:
     """The measurements of one sweep, each made once; see `sweep`."""
 
     def __init__(self, client: Runner, options: Options, load: Load, folder: str | Path) -> None:
-        self.client, self.options, self.load, self.folder = client, options, load, folder
-        self.found: dict[tuple[Regime, float, int | str], Measurement] = {}
+        self.client = client
+        self.options = options
+        self.load = load
+        self.folder = folder
+        self.made: dict[tuple[Regime, float, int | str], Measurement] = {}
         self.guesses: dict[Regime, float] = {}  # requests per second that a burst was answered with
 
     def table_of(self, regime: Regime, guesses_too: bool = True) -> pd.DataFrame:
@@ -319,20 +370,26 @@ class _Sweep:
           guesses_too: whether the bursts are among them that only served to guess.
         """
         part = []
-        for (its_regime, _, repeat), measurement in self.found.items():
+        for (its_regime, _, repeat), measurement in self.made.items():
             if its_regime == regime and (guesses_too or isinstance(repeat, int)):
                 part.append(measurement)
         return rows(part, self.load.slo)
 
+    def last_delivered(self, regime: Regime) -> float:
+        """Requests per second that the last measurement of a regime delivered."""
+        table = self.table_of(regime)
+        return table.delivered_rps.iloc[-1]
+
     def at(self, regime: Regime, rate: float, repeat: int | str) -> None:
         """Measure one point once, and say what it delivered."""
         key = regime, rate, repeat
-        if key in self.found:
+        if key in self.made:
             return
-        self.found[key] = measure(
-            self.client, self.options, self.load, self.folder, regime, rate,
-            self.requests_at(regime, rate), repeat)
-        delivered = self.table_of(regime).delivered_rps.iloc[-1]
+        requests = self.requests_at(regime, rate)
+        self.made[key] = measure(
+            self.client, self.options, self.load, self.folder, regime, rate, requests, repeat)
+
+        delivered = self.last_delivered(regime)
         more = ""
         if rate < INF and is_overloaded(rate, delivered):
             more = ": overloaded"
@@ -341,25 +398,33 @@ class _Sweep:
     def requests_at(self, regime: Regime, rate: float) -> int:
         """How many requests a point has: `seconds` of all that the server can take, or of twice the
         rate."""
+        fewest = self.load.min_requests
         if regime not in self.guesses:
-            return 2 * self.load.min_requests
+            return 2 * fewest
         per_second = min(2 * rate, self.guesses[regime])
-        return max(self.load.min_requests, math.ceil(self.load.seconds * per_second))
+        requests = math.ceil(self.load.seconds * per_second)
+        return max(fewest, requests)
+
+    def keeps_up(self, regime: Regime, rate: float) -> bool:
+        """Measure a rate, more than once if noise disturbed it: does the server keep up with it?"""
+        self.at(regime, rate, 0)
+        table = self.table_of(regime)
+        delivered = self.last_delivered(regime)
+        if is_contradicted(rate, delivered, table):
+            for repeat in range(1, self.load.repeats):  # noise: the middle of all decides
+                self.at(regime, rate, repeat)
+        table = self.table_of(regime)
+        last, _ = kept_up(table)
+        return last >= rate
 
     def plan(self, regime: Regime) -> list[float]:
         """Look for the knee; the rates to measure."""
         for burst in ("first", "second"):
             self.at(regime, INF, burst)
-            self.guesses[regime] = self.table_of(regime).delivered_rps.iloc[-1]
+            self.guesses[regime] = self.last_delivered(regime)
 
         def kept(rate: float) -> bool:
-            self.at(regime, rate, 0)
-            table = self.table_of(regime)
-            if is_contradicted(rate, table.delivered_rps.iloc[-1], table):
-                for repeat in range(1, self.load.repeats):  # noise: the middle of all decides
-                    self.at(regime, rate, repeat)
-            last, _ = kept_up(self.table_of(regime))
-            return last >= rate
+            return self.keeps_up(regime, rate)
 
         rates = bracket(kept, self.guesses[regime])
         return [*spread(rates, self.load.rates), INF]
@@ -369,75 +434,93 @@ def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> l
     """Measure every regime at rates around its knee, each `load.repeats` times; returns the
     results.
 
-    Two bursts say how fast the server is, the second as long as a point, since a few requests do
-    not fill it; bisection encloses the knee, and further rates show the curve. Rates from half of
-    what the burst was answered with send equally many requests, because latencies grow with the
-    number beyond the knee. What contradicts itself (`results.noisy`) is measured again, up to
-    `load.again` times.
+    Two bursts say how fast the server is, the second as long as a point, since a few requests don't
+    fill it; bisection encloses the knee, and further rates show the curve. Rates from half of what
+    the burst was answered with send equally many requests, because latencies grow with the number
+    beyond the knee. What contradicts itself (`results.noisy`) is measured again, up to `load.again`
+    times.
 
     Raises:
       UserError: one of `measure`. What is finished is kept in `folder`.
     """
-    made = _Sweep(client, options, load, folder)
-    plans = {regime: made.plan(regime) for regime in load.regimes}
+    points = _Sweep(client, options, load, folder)
+    plans = {}
+    for regime in load.regimes:
+        plans[regime] = points.plan(regime)
     for repeat in range(load.repeats):  # all rates once per repeat: a slow change shows as spread
         for regime, rates in plans.items():
             for rate in rates:
-                made.at(regime, rate, repeat)
+                points.at(regime, rate, repeat)
+
     for repeat in range(load.repeats, load.repeats + load.again):
         for regime in plans:
-            for rate in noisy(made.table_of(regime, guesses_too=False)):
+            table = points.table_of(regime, guesses_too=False)
+            for rate in noisy(table):
                 print(f"{at_rate(regime, rate)} is noisy, so once more")
-                made.at(regime, rate, repeat)
+                points.at(regime, rate, repeat)
+
     kept = []
-    for (_, _, name), measurement in made.found.items():
+    for (_, _, name), measurement in points.made.items():
         if isinstance(name, int):  # the bursts that only served to guess have words
             kept.append(measurement)
     return kept
 
 
-def _long_run(client: Runner, options: Options, load: Load, folder: str | Path, part: pd.DataFrame,
-              regime: Regime, rate: float) -> tuple[Measurement, bool]:
+def _long_run(
+        client: Runner,
+        options: Options,
+        load: Load,
+        folder: str | Path,
+        part: pd.DataFrame,
+        regime: Regime,
+        rate: float) -> tuple[Measurement, bool]:
     """One long run at a rate, a second one where noise disturbed the first; and whether it held."""
     at_this_rate = part[part.rate == rate]
-    latency = at_this_rate.e2el_p50_ms.median() / 1e3
+    latency = at_this_rate.e2el_p50_ms.median() / 1e3  # in seconds
     seconds = max(load.long, 20 * latency)
     requests = math.ceil(rate * seconds)
     for name in ("long", "long-again"):
         measurement = measure(client, options, load, folder, regime, rate, requests, name)
-        kept = share_kept(measurement, load.slo)
         table = rows([measurement], load.slo)
         delivered = float(table.delivered_rps.iloc[0])
+        kept = share_kept(measurement, load.slo)
         disturbed = is_contradicted(rate, delivered, part)
+        overloaded = is_overloaded(rate, delivered)
+
         more = ""
         if disturbed:
             more = ", less than it has shown that it can: something else took the machine"
-        elif is_overloaded(rate, delivered):
+        elif overloaded:
             more = ": overloaded"
         print(f"{at_rate(regime, rate)} for {measurement.duration:.0f} s: {kept:.0%} within the "
               f"objective, {delivered:.3g}/s delivered{more}")
         if not disturbed:
             break
-    return measurement, kept >= KEPT and not is_overloaded(rate, delivered)
+    return measurement, kept >= KEPT and not overloaded
 
 
-def confirm(client: Runner, options: Options, load: Load, folder: str | Path,
-            table: pd.DataFrame) -> dict[Regime, tuple[float, Measurement]]:
+def confirm(
+        client: Runner,
+        options: Options,
+        load: Load,
+        folder: str | Path,
+        table: pd.DataFrame) -> dict[Regime, tuple[float, Measurement]]:
     """One long run at the rate that may be promised, of each regime: {regime: (rate, measurement)}.
 
-    It begins at the largest rate that is `within` the objective. A rate that does not hold for
+    It begins at the largest rate that is `within` the objective. A rate that doesn't hold for
     `load.long` seconds, or 20 latencies, gives way to the next lower one. A regime of which no rate
     holds is left out. A run that noise disturbed is made once more before it counts.
 
     Args:
       table: of `rows`; the others are as for `measure`.
     """
-    found = {}
+    promised = {}
     for regime, part in table.groupby(["input_len", "output_len"]):
         good = within(part)
-        for rate in sorted(good.index[good], reverse=True):
+        rates = good.index[good]
+        for rate in sorted(rates, reverse=True):
             measurement, held = _long_run(client, options, load, folder, part, regime, rate)
             if held:
-                found[regime] = rate, measurement
+                promised[regime] = rate, measurement
                 break
-    return found
+    return promised

@@ -1,5 +1,4 @@
-"""What a vLLM server is: its options, how they travel between pages, and what must hold before a
-start."""
+"""What a vLLM server is: its options, how they travel between pages, and what is checked first."""
 
 import dataclasses
 import json
@@ -16,12 +15,14 @@ IMAGES = {"tpu-docker": "vllm/vllm-tpu:v0.32.0", "gpu-docker": "vllm/vllm-openai
 ENGINES = (*IMAGES, "tpu", "cpu")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 SHARE = 0.92  # of a chip's memory that vLLM takes, unless told otherwise
-# They change no measurement.
+# These change no measurement.
 SPEEDLESS = ("adapters", "name", "host", "port", "timeout", "base", "tools")
-ADAPTED = re.compile(r"base_model\.model\.model\.(language_model\.)?"
-                     r"(?P<matrix>layers\.\d+\.(self_attn|mlp)\.\w+_proj)\.lora_(?P<half>[AB])\.weight")
+ADAPTED = re.compile(  # the names of a PEFT file
+    r"base_model\.model\.model\.(language_model\.)?"
+    r"(?P<matrix>layers\.\d+\.(self_attn|mlp)\.\w+_proj)\.lora_(?P<half>[AB])\.weight")
 
 FileStates = list[list]  # [name, bytes, nanoseconds of the last change] of each file
+Shape = tuple[int, int]  # (out, in) of a matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +106,16 @@ def file_states(*folders: str) -> FileStates:
       folders: those that are served; "" stands for none.
 
     Raises:
-      UserError: one of them is missing, or is no folder.
+      UserError: one of them is missing, or isn't a folder.
     """
     states = []
     for folder in filter(None, folders):
-        if not Path(folder).is_dir():
+        place = Path(folder)
+        if not place.is_dir():
             raise UserError(
-                f"{folder} is no folder, so it cannot be served. Run 04_merge, which writes "
+                f"{folder} isn't a folder, so it can't be served. Run 04_merge, which writes "
                 "merged/ and adapter/, or correct the path.")
-        for path in sorted(Path(folder).iterdir()):
+        for path in sorted(place.iterdir()):
             if path.is_file():
                 state = path.stat()
                 states.append([path.name, state.st_size, state.st_mtime_ns])
@@ -124,10 +126,12 @@ def write(options: Options, folder: str | Path) -> None:
     """Leave options in `<folder>/options.json`, with the state of the files they were decided for.
 
     Raises:
-      UserError: the file cannot be written.
+      UserError: the file can't be written.
     """
-    values = dataclasses.asdict(options) | {"files": file_states(options.model)}
-    write_json(Path(folder) / "options.json", values)
+    values = dataclasses.asdict(options)
+    values["files"] = file_states(options.model)
+    path = Path(folder) / "options.json"
+    write_json(path, values)
 
 
 def read(folder: str | Path) -> Options:
@@ -142,7 +146,9 @@ def read(folder: str | Path) -> Options:
                         "Run 05_serve_vllm first.")
     fix = "Run 05_serve_vllm again, which writes it."
     values = files.read_json(path, fix)
-    served = values.pop("files", None) if isinstance(values, dict) else None
+    served = None
+    if isinstance(values, dict):
+        served = values.pop("files", None)
     try:
         options = records.from_json(Options, values, strict=True)
     except records.Misfit as error:
@@ -159,7 +165,7 @@ def check(options: Options) -> None:
     """Raise unless these options can be served here.
 
     Raises:
-      UserError: no chips for engine "tpu"; a drafter that is none or of another tokenizer; an
+      UserError: no chips for engine "tpu"; a drafter that isn't one or has another tokenizer; an
         adapter where there can be none, of another base, or of a rank that vLLM doesn't take; two
         adapters of one name; a secret among the settings. One line that says what would do.
     """
@@ -177,6 +183,11 @@ def check(options: Options) -> None:
 
 
 def _check_flags(flags: tuple[str, ...]) -> None:
+    """Raise if a flag would show a secret to everyone who lists the processes.
+
+    Raises:
+      UserError: one would.
+    """
     for flag in flags:
         name = flag.partition("=")[0]
         variable = name.lstrip("-").replace("-", "_")
@@ -194,17 +205,25 @@ def adapter_rank(folder: str) -> int:
     """
     path = Path(folder) / "adapter_config.json"
     config = files.read_json(path, "Run 04_merge again: it writes the adapter.")
-    rank = config.get("r") if isinstance(config, dict) else None
+    rank = None
+    if isinstance(config, dict):
+        rank = config.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise UserError(f"{path} names no rank r. Run 04_merge again: it writes the adapter.")
-    if rank > max(RANKS):
+    most = max(RANKS)
+    if rank > most:
         raise UserError(
-            f"the adapter {folder} has rank {rank}, and vLLM serves at most {max(RANKS)}. Serve "
-            "the merged model instead (04_merge): its rank doesn't matter.")
+            f"the adapter {folder} has rank {rank}, and vLLM serves at most {most}. Serve the "
+            "merged model instead (04_merge): its rank doesn't matter.")
     return rank
 
 
 def _check_adapters(options: Options) -> None:
+    """Raise unless these adapters can be served beside this model on this engine.
+
+    Raises:
+      UserError: they can't; says which, and why.
+    """
     takes_adapters = options.implementation == "vllm" and options.data_parallel == 1
     if options.engine.startswith("tpu") and not takes_adapters:
         raise UserError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
@@ -221,8 +240,6 @@ def _check_adapters(options: Options) -> None:
         names.add(name)
         adapter_rank(folder)
         check_base(folder, options.model)
-
-
 def check_base(adapter: str, model: str) -> None:
     """Raise if an adapter's matrices don't fit those of the model that it's to be served with.
 
@@ -234,24 +251,57 @@ def check_base(adapter: str, model: str) -> None:
     file = Path(adapter) / "adapter_model.safetensors"
     if not file.exists() or not (Path(model) / "config.json").exists():
         return  # vLLM says so itself
-    wanted: dict[str, tuple[int, int]] = {}
-    for module in architecture.modules(architecture.read_config(model)):
-        for name, shape in module.names.items():
-            wanted[name] = shape
-            if module.kind == "k_einsum":  # 04 stores it a second time, for vLLM
-                wanted[name.replace("k_proj", "v_proj")] = shape
+    shapes = _adaptable(model)
     for name, (outputs, inputs) in _shapes_of(file).items():
-        if wanted.get(name) != (outputs, inputs):
-            there = "there is none"
-            if name in wanted:
-                there = f"there it is {list(wanted[name])}"
-            raise UserError(f"the adapter {adapter} was trained for another base than {model}: its "
-                            f"{name} is [{outputs}, {inputs}], {there}. Serve it with its own "
-                            "base.")
+        shape = shapes.get(name)
+        if shape == (outputs, inputs):
+            continue
+        other = "there is none" if shape is None else f"there it is {list(shape)}"
+        raise UserError(f"the adapter {adapter} was trained for another base than {model}: its "
+                        f"{name} is [{outputs}, {inputs}], {other}. Serve it with its own base.")
 
 
-def _shapes_of(file: Path) -> dict[str, tuple[int, int]]:
+def _adaptable(model: str) -> dict[str, Shape]:
+    """The matrices of a model that an adapter may change: {`layers.0.mlp.up_proj`: (out, in)}."""
+    config = architecture.read_config(model)
+    shapes: dict[str, Shape] = {}
+    for module in architecture.modules(config):
+        for name, shape in module.names.items():
+            shapes[name] = shape
+            if module.kind == "k_einsum":  # 04 stores it a second time, for vLLM
+                value = name.replace("k_proj", "v_proj")
+                shapes[value] = shape
+    return shapes
+
+
+def _shapes_of(file: Path) -> dict[str, Shape]:
     """{`layers.0.mlp.up_proj`: (out, in)} of the language model's matrices in a PEFT file.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    outputs: dict[str, int] = {}
+    inputs: dict[str, int] = {}
+    for name, entry in _header_of(file).items():
+        match = ADAPTED.fullmatch(name)
+        if not match:
+            continue
+        matrix = match["matrix"]
+        outputs.setdefault(matrix, 0)
+        inputs.setdefault(matrix, 0)
+        shape = entry["shape"]
+        if match["half"] == "A":  # [r, in]
+            inputs[matrix] = shape[1]
+        else:  # B is [out, r]
+            outputs[matrix] = shape[0]
+    shapes = {}
+    for matrix in outputs:
+        shapes[matrix] = outputs[matrix], inputs[matrix]
+    return shapes
+
+
+def _header_of(file: Path) -> dict:
+    """The header of a safetensors file: {name: its dtype, shape and place}.
 
     Raises:
       UserError: the file is damaged.
@@ -259,17 +309,10 @@ def _shapes_of(file: Path) -> dict[str, tuple[int, int]]:
     try:
         with open(file, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length))
+            header = opened.read(length)
+            return json.loads(header)
     except (ValueError, MemoryError) as error:
         raise UserError(f"{file} is damaged or cut short. Run 04_merge again.") from error
-    sizes: dict[str, dict[str, int]] = {}
-    for name, entry in header.items():
-        match = ADAPTED.fullmatch(name)
-        if match:
-            shape = entry["shape"]
-            half = match["half"]  # A is [r, in], B is [out, r]
-            sizes.setdefault(match["matrix"], {})[half] = shape[1] if half == "A" else shape[0]
-    return {matrix: (halves.get("B", 0), halves.get("A", 0)) for matrix, halves in sizes.items()}
 
 
 def _vocabulary(folder: Path) -> dict | None:
@@ -282,9 +325,14 @@ def _vocabulary(folder: Path) -> dict | None:
 
 
 def _check_drafter(drafter: Path, model: Path) -> None:
+    """Raise unless the drafter is a model that speaks the same tokens.
+
+    Raises:
+      UserError: it isn't.
+    """
     if not (drafter / "config.json").exists():
         raise UserError(
-            f"the drafter {drafter} is no folder of a model. Download it first: hf download "
+            f"the drafter {drafter} isn't the folder of a model. Download it first: hf download "
             f"{drafter} --local-dir drafter")
     vocabulary = _vocabulary(drafter)
     if vocabulary and vocabulary != _vocabulary(model):

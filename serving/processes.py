@@ -25,49 +25,60 @@ def born(pid: int) -> float:
 
 
 def _has_ended(process: psutil.Process) -> bool:
+    """Whether a process is over, and only its entry waits for its parent."""
     return process.status() == psutil.STATUS_ZOMBIE
 
 
 def _is_another(record: ServerRecord) -> bool:
     """Whether the recorded number was given to another process since."""
     with contextlib.suppress(psutil.Error):
-        return abs(born(record.pid) - record.born) > 0.2
+        moved = abs(born(record.pid) - record.born)
+        return moved > 0.2
     return False
 
 
 def leads(record: ServerRecord) -> bool:
     """Whether the leader of a recorded server lives, the process that answers its requests.
 
-    What it leaves behind when it dies, such as Python's resource tracker, makes no living server.
+    What it leaves behind when it dies, such as Python's resource tracker, doesn't count as it.
     """
     if _is_another(record):
         return False
     with contextlib.suppress(psutil.Error):
-        return not _has_ended(psutil.Process(record.pid))
+        leader = psutil.Process(record.pid)
+        return not _has_ended(leader)
     return False
 
 
 def _where(belongs: Callable[[int], bool]) -> list[int]:
-    """Numbers of the live processes of which `belongs` is true."""
-    found = []
+    """Numbers of the live processes for which `belongs` is true."""
+    pids = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if belongs(process.pid) and not _has_ended(process):
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 def members(record: ServerRecord) -> list[int]:
     """Live processes of a recorded server: it leads a process group, which its workers stay in."""
     if _is_another(record):
         return []
-    return _where(lambda pid: os.getpgid(pid) == record.pid)
+
+    def in_its_group(pid: int) -> bool:
+        return os.getpgid(pid) == record.pid
+
+    return _where(in_its_group)
 
 
 def speakers(log: Path) -> list[int]:
     """Live processes whose output is this log: the server of a folder that lost its record."""
     place = str(log.resolve())
-    return _where(lambda pid: os.readlink(f"/proc/{pid}/fd/1") == place)
+
+    def prints_there(pid: int) -> bool:
+        return os.readlink(f"/proc/{pid}/fd/1") == place
+
+    return _where(prints_there)
 
 
 def _reap(pids: list[int]) -> None:
@@ -84,7 +95,7 @@ def end(living: Callable[[], list[int]], patience: float) -> None:
       living: gives the numbers of those that still run.
 
     Raises:
-      UserError: some do not end.
+      UserError: some don't end.
     """
     for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         pids = living()
@@ -95,9 +106,10 @@ def end(living: Callable[[], list[int]], patience: float) -> None:
         while living() and time.monotonic() < deadline:
             _reap(pids)
             time.sleep(0.1)
-    if left := living():
+    left = living()
+    if left:
         numbers = " ".join(map(str, left))
-        raise UserError(f"the server did not end; run: kill -9 {numbers}")
+        raise UserError(f"the server didn't end. Run: kill -9 {numbers}")
 
 
 def remove_container(container: str) -> None:

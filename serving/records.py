@@ -63,7 +63,7 @@ class ServerRecord:
         """Write the record into a folder, whole or not at all.
 
         Raises:
-          UserError: it cannot be written, for example because the disk is full.
+          UserError: it can't be written, for example because the disk is full.
         """
         write_json(self.path(folder), records.to_json(self))
 

@@ -3,7 +3,7 @@ noise."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +12,6 @@ import pandas as pd
 
 from serving.records import write_json
 
-
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
@@ -20,9 +19,14 @@ APART = 0.2       # of the median: repeats of a rate that lie further from each 
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
 KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
 PERCENTILES = (50, 90, 99)
-GROWS = {"delivered_rps": "delivered", "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
-         "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}  # with the load, on a quiet machine
+GROWS = {  # with the load, on a quiet machine
+    "delivered_rps": "delivered",
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p90_ms": "TTFT p90",
+    "tpot_p50_ms": "TPOT p50",
+    "tpot_p90_ms": "TPOT p90"}
 PER_REQUEST = ("start_times", "ttfts", "latencies", "output_lens", "errors")
+COUNTS = ("num_prompts", "total_input_tokens", "total_output_tokens")
 
 Regime = tuple[int, int]  # tokens of a prompt, and of an answer
 Slo = Sequence[float]     # milliseconds to the first token, and per further token
@@ -69,26 +73,33 @@ class Measurement:
         """The measurement that this content of a file is.
 
         Raises:
-          ValueError: it is none.
+          ValueError: it isn't one.
         """
         try:
-            series = Series(**raw["series"])
-            lists = {name: raw[name] for name in PER_REQUEST}
-            counts = {len(values) for values in lists.values()}
-            found = cls(
-                raw=raw, series=series, rate=float(raw["request_rate"]),
-                completed=int(raw["completed"]), failed=int(raw["failed"]),
-                duration=float(raw["duration"]), **lists)
-            for name in ("num_prompts", "total_input_tokens", "total_output_tokens"):
+            measurement = cls(
+                raw=raw,
+                series=Series(**raw["series"]),
+                rate=float(raw["request_rate"]),
+                completed=int(raw["completed"]),
+                failed=int(raw["failed"]),
+                duration=float(raw["duration"]),
+                start_times=raw["start_times"],
+                ttfts=raw["ttfts"],
+                latencies=raw["latencies"],
+                output_lens=raw["output_lens"],
+                errors=raw["errors"])
+            lengths = {len(raw[name]) for name in PER_REQUEST}
+            for name in COUNTS:
                 int(raw[name])
             for kind in KINDS:
                 for p in PERCENTILES:
-                    found.percentile(kind, p)
+                    measurement.percentile(kind, p)
         except (KeyError, TypeError) as error:
             raise ValueError(f"no measurement: {error!r}") from error
-        if len(counts) != 1 or found.completed < 1:
-            raise ValueError(f"no measurement: {found.completed} answers in lists of {counts}")
-        return found
+        if len(lengths) != 1 or measurement.completed < 1:
+            raise ValueError(
+                f"no measurement: {measurement.completed} answers in lists of {lengths}")
+        return measurement
 
     @classmethod
     def load(cls, path: Path, made_by: dict) -> Self | None:
@@ -99,17 +110,20 @@ class Measurement:
         if not path.exists():
             return None
         try:
-            found = cls.of(json.loads(path.read_bytes()))
+            raw = json.loads(path.read_bytes())
+            measurement = cls.of(raw)
         except (ValueError, RecursionError):
             print(f"{path} is damaged, so it's measured again")
             return None
-        return found if found.series.made_by == made_by else None
+        if measurement.series.made_by != made_by:
+            return None
+        return measurement
 
     def save(self, path: Path) -> None:
         """Keep it in a file, whole or not at all.
 
         Raises:
-          UserError: the file cannot be written.
+          UserError: the file can't be written.
         """
         write_json(path, self.raw, indent=None)
 
@@ -130,8 +144,8 @@ class Measurement:
             "latency": self.latencies,
             "tokens": self.output_lens,
         })
-        fine = [not error for error in self.errors]
-        return table[fine].reset_index(drop=True)
+        completed = [not error for error in self.errors]
+        return table[completed].reset_index(drop=True)
 
 
 def delivered_rate(measurement: Measurement, lone: float) -> float:
@@ -139,42 +153,51 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
     the shortest latency of a request that was seen, while nothing arrives any more. Those seconds
-    are no time of load. A server with a queue is busy to the end, and the more so the less of the
-    run saw arrivals: `lone` counts by that share.
+    aren't time under load. A server with a queue is busy to the end, and the more so the less of
+    the run saw arrivals: `lone` counts by that share.
 
-    At the start it is the other way round. The client waits one random gap before its first
-    request too, so n requests take n gaps, and who keeps up needs all of them. A server with a
-    queue was only kept from its work: the first gap, the `lead`, is taken out for it.
+    At the start it's the other way round. The client waits one random gap before its first
+    request too, so n requests take n gaps, and a server that keeps up needs all of them. A server
+    with a queue was only kept from its work, so for it we take out the first gap, the `lead`.
 
     It errs on the low side, by up to a fifth near the limit of a run that is a few latencies long
     (simulated in the tests), and never says more than the server can do.
     """
-    first = min(measurement.start_times)
-    last = max(measurement.start_times)
-    pairs = zip(measurement.start_times, measurement.latencies, strict=True)
+    starts = measurement.start_times
+    duration = measurement.duration
+    first = min(starts)
+    last = max(starts)
+    pairs = zip(starts, measurement.latencies, strict=True)
     end = max(start + latency for start, latency in pairs)
-    lead = max(0.0, measurement.duration - (end - first))
-    loaded = max(measurement.duration - lead - lone, 1e-9)
+
+    lead = max(0.0, duration - (end - first))
+    loaded = max(duration - lead - lone, 1e-9)
     share = min(1.0, (last - first) / loaded)
     idle = lone * share + lead * (1 - share)
-    return measurement.completed / (measurement.duration - idle)
+    return measurement.completed / (duration - idle)
 
 
 def share_kept(measurement: Measurement, slo: Slo) -> float:
     """Share of the completed requests whose times kept the objective (TTFT and TPOT, in ms).
 
     A client short of CPU reads tokens late, and several at once: TTFT is then too long, TPOT too
-    short. Who passes all the same had the last token no later than the objective promises it.
+    short. A request that passes all the same got its last token no later than the objective says.
     """
     longest_ttft, longest_tpot = slo
-    requests = zip(measurement.ttfts, measurement.latencies, measurement.output_lens,
-                   measurement.errors, strict=True)
-    answered = kept = 0
+    requests = zip(
+        measurement.ttfts,
+        measurement.latencies,
+        measurement.output_lens,
+        measurement.errors,
+        strict=True)
+    answered = 0
+    kept = 0
     for ttft, latency, tokens, error in requests:
         if error:
             continue
         answered += 1
-        tpot = (latency - ttft) / max(tokens - 1, 1)
+        gaps = max(tokens - 1, 1)
+        tpot = (latency - ttft) / gaps
         if 1e3 * ttft <= longest_ttft and 1e3 * tpot <= longest_tpot:
             kept += 1
     return kept / answered
@@ -182,7 +205,8 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
 
 def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
     """One row of results.csv; see `rows`."""
-    series, raw = measurement.series, measurement.raw
+    series = measurement.series
+    raw = measurement.raw
     delivered = delivered_rate(measurement, lone)
     row: dict[str, Any] = {
         "input_len": series.input_len,
@@ -234,9 +258,9 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
 def kept_up(part: pd.DataFrame) -> tuple[float, float]:
     """The knee of one regime: (last rate that was kept up with, the next one that was seen).
 
-    Kept up with: in the middle of its repeats at least 90 % of the rate, and of every smaller one,
-    was delivered, and it is no more than the most that was ever delivered: a rate 8 % above the
-    limit is delivered to 92 %, and its queue grows for ever.
+    A server keeps up with a rate if the median of its repeats delivers at least 90 % of it, and if
+    that holds for every smaller rate, too. The rate also mustn't exceed the most that was ever
+    delivered: a rate 8 % above the limit is delivered to 92 %, and yet its queue grows for ever.
 
     The last is 0 if even the smallest was too much; the next is at most inf, all at once.
 
@@ -247,7 +271,7 @@ def kept_up(part: pd.DataFrame) -> tuple[float, float]:
     most = 1.02 * part.delivered_rps.max()
     last = 0.0
     for rate, delivered in middle.items():  # ascending
-        if delivered < KEPT * rate or rate > most:
+        if is_overloaded(rate, delivered) or rate > most:
             return last, rate
         last = rate
     return last, INF
@@ -257,8 +281,8 @@ def within(part: pd.DataFrame) -> pd.Series:
     """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests
     in ten kept the objective.
 
-    A request counts only if its TTFT *and* its TPOT were within it: two p90s that are each within
-    it may leave out 20 % of the requests.
+    A request counts only if its TTFT *and* its TPOT were within it. Two p90s wouldn't do: each may
+    be within it while up to 20 % of the requests miss one of the two.
     """
     knee, _ = kept_up(part)
     kept = part.goodput_rps / part.delivered_rps
@@ -274,9 +298,8 @@ def is_overloaded(rate: float, delivered: float) -> bool:
 def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
     """Whether the server delivered far less than it can, so that something disturbed it.
 
-    It was shown to deliver `most` in the middle of the repeats of some rate. Offered as much or
-    more, a server is busy all the time, and delivers that again; offered less, it delivers what is
-    offered.
+    What it can deliver is the largest median over the repeats of a rate. Offered as much or more, a
+    server is busy all the time and delivers that again; offered less, it delivers what is offered.
     """
     middle = part.groupby("rate").delivered_rps.median()
     expected = min(rate, middle.max())
@@ -286,25 +309,33 @@ def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
 def noisy(part: pd.DataFrame) -> list[float]:
     """The rates of one regime whose measurements contradict each other, or those of another rate.
 
-    Three things cannot be, on a machine that serves and does nothing else: a server that delivers
+    Three things can't be, on a machine that serves and does nothing else: a server that delivers
     less than it has shown that it can (`is_contradicted`); repeats of a rate it keeps up with that
     lie more than a fifth apart; and a wait for the first token that falls while the load grows.
     """
-    found = set()
+    doubtful = set()
     last, _ = kept_up(part)
     delivered = part.groupby("rate").delivered_rps.agg(["median", "min", "max"])
     for rate, row in delivered.iterrows():
-        apart = (row["max"] - row["min"]) / row["median"]
+        middle = row["median"]
+        apart = (row["max"] - row["min"]) / middle
         if rate <= last and apart > APART:
-            found.add(rate)
-        if is_contradicted(rate, row["median"], part):
-            found.add(rate)
+            doubtful.add(rate)
+        if is_contradicted(rate, middle, part):
+            doubtful.add(rate)
+
     below = part[part.rate <= last]
     waits = below.groupby("rate").ttft_p90_ms.median()
-    for slower, faster in zip(waits.index, waits.index[1:], strict=False):
+    for slower, faster in _neighbours(waits):
         if waits[slower] > FALLS * waits[faster]:
-            found.add(slower)
-    return sorted(found)
+            doubtful.add(slower)
+    return sorted(doubtful)
+
+
+def _neighbours(by_rate: pd.Series | pd.DataFrame) -> Iterator[tuple[float, float]]:
+    """(a rate, the next higher one) of a table whose index is rates, ascending."""
+    rates = by_rate.index
+    return zip(rates, rates[1:], strict=False)
 
 
 def states(part: pd.DataFrame) -> dict[float, str]:
@@ -312,12 +343,13 @@ def states(part: pd.DataFrame) -> dict[float, str]:
     noisy."""
     last, _ = kept_up(part)
     doubtful = noisy(part)
-    found = {}
+    words = {}
     for rate in sorted(set(part.rate)):
-        found[rate] = "kept up" if rate <= last else "overloaded"
+        state = "kept up" if rate <= last else "overloaded"
         if rate in doubtful:
-            found[rate] += ", noisy"
-    return found
+            state += ", noisy"
+        words[rate] = state
+    return words
 
 
 def dips(part: pd.DataFrame) -> list[str]:
@@ -331,14 +363,17 @@ def dips(part: pd.DataFrame) -> list[str]:
     finite = part[part.rate < INF]
     for column, name in GROWS.items():
         stats = finite.groupby("rate")[column].agg(["median", "min", "max"])
-        harmless, disturbed = [], []
-        for slower, faster in zip(stats.index, stats.index[1:], strict=False):
-            if stats["median"][faster] >= stats["median"][slower]:
+        middle = stats["median"]
+        harmless = []
+        disturbed = []
+        for slower, faster in _neighbours(stats):
+            if middle[faster] >= middle[slower]:
                 continue
+            place = f"{faster:.3g}/s"
             if stats["max"][faster] >= stats["min"][slower]:
-                harmless.append(f"{faster:.3g}/s")
+                harmless.append(place)
             else:
-                disturbed.append(f"{faster:.3g}/s")
+                disturbed.append(place)
         if harmless:
             lines.append(f"{name} is lower at {', '.join(harmless)} than at the rate before, but "
                          "that's within the noise: the repeats overlap")

@@ -2,7 +2,7 @@
 
 `<folder>/server.json` records it (`records.ServerRecord`); `<folder>/server.log` is what it says;
 `<folder>/ready.json` keeps how long the last start took. A second server beside it has a folder of
-its own. It outlives the Python that started it.
+its own. A server outlives the Python that started it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from serving import commands, environment, processes
 from serving.asking import healthy
@@ -42,9 +42,13 @@ COLOURS = re.compile(r"\x1b\[[\d;]*m")
 # before, the pipe closes, `read` fails, and nothing was started that nobody knows of.
 GATE = 'read -r word && exec "$@" </dev/null'
 
-# What its options, the free port aside, and its files make of a server; another one is another
-# server.
-Identity = tuple[list[str], list[str], FileStates]
+
+class Identity(NamedTuple):
+    """What makes a server the one that it is: started from anything else, it's another one."""
+
+    command: list[str]  # with the port of the options, which may be 0: any
+    settings: list[str]
+    files: FileStates
 
 
 # -- What runs -------------------------------------------------------------------------------------
@@ -53,17 +57,17 @@ def current(folder: str | Path) -> ServerRecord:
     """The record of the server that runs now.
 
     Raises:
-      UserError: none was started, or it has ended, or it does not answer; says what to run.
+      UserError: no server was started, or it has ended, or it doesn't answer; says what to run.
     """
     record = ServerRecord.load(folder)
     if record is None:
         raise UserError(f"no server is recorded in {folder}. Run 05_serve_vllm first.")
     if processes.leads(record) and healthy(record):
         return record
-    trouble = "does not answer" if processes.leads(record) else "has died"
+    trouble = "doesn't answer" if processes.leads(record) else "has died"
+    last = last_lines(record.log)
     raise UserError(f"the server of {record.name} (process {record.pid}) {trouble}. "
-                    f"Run 05_serve_vllm again. It last said ({record.log}):\n"
-                    f"{last_lines(record.log)}")
+                    f"Run 05_serve_vllm again. It last said ({record.log}):\n{last}")
 
 
 def is_alive(folder: str | Path) -> bool:
@@ -79,21 +83,30 @@ def is_alive(folder: str | Path) -> bool:
     return record is not None and processes.leads(record)
 
 
+def _text_of(log: str | Path) -> str:
+    """What a log says, without colours; "" if there is none."""
+    path = Path(log)
+    if not path.exists():
+        return ""
+    text = path.read_text(errors="replace")
+    return COLOURS.sub("", text)
+
+
 def last_lines(log: str | Path) -> str:
     """The first error of a server's log, if it names one, and its last 15 lines; no secrets."""
-    text = Path(log).read_text(errors="replace") if Path(log).exists() else ""
-    text = environment.without_secrets(COLOURS.sub("", text))
+    text = environment.without_secrets(_text_of(log))
     lines = [line for line in text.splitlines() if not NOISE.match(line)]
-    told = lines[-15:] or ["nothing"]
+    shown = lines[-15:] or ["nothing"]
     for line in lines[:-15]:
         if AN_ERROR.search(line) and "root cause" not in line:
-            told.insert(0, line)
+            shown.insert(0, line)
             break
-    told = [line[:300] for line in told]
+
+    short = [line[:300] for line in shown]
     if NO_MEMORY.search(text):
-        told.append("out of memory: end what else holds it, or lower max_model_len, "
-                    "or quantise the weights")
-    return "\n".join(told)
+        short.append("out of memory: end what else holds it, or lower max_model_len, "
+                     "or quantise the weights")
+    return "\n".join(short)
 
 
 def slow_paths(log: str | Path) -> list[str]:
@@ -101,86 +114,105 @@ def slow_paths(log: str | Path) -> list[str]:
 
     A server that falls back to a slower kernel is as healthy as any, and says so only in its log.
     """
-    path = Path(log)
-    text = COLOURS.sub("", path.read_text(errors="replace")) if path.exists() else ""
-    told = []
+    text = _text_of(log)
+    sentences = []
     if TRITON.search(text):
-        told.append("slow attention: the server fell back to TRITON_ATTN. For others that cost "
-                    "more than half of the speed (2,031 tokens/s where 4,752 were reached): use "
-                    "the pinned version, not a nightly one")
+        sentences.append(
+            "slow attention: the server fell back to TRITON_ATTN. For others that cost more than "
+            "half of the speed (2,031 tokens/s where 4,752 were reached): use the pinned version, "
+            "not a nightly one")
     stored = CACHE_DTYPE.findall(text)
     if "bfloat16" in stored and SPEAKS_OF_FP8.search(text):
-        told.append("the KV cache is stored in bfloat16, though the log speaks of fp8: reckon "
-                    "with two bytes a number")
-    return told
+        sentences.append(
+            "the KV cache is stored in bfloat16, though the log speaks of fp8: reckon with two "
+            "bytes a number")
+    return sentences
 
 
 # -- Start -----------------------------------------------------------------------------------------
 
 def prepare(*words: str) -> None:
-    """Run what brings an environment or an image; once that is there, this takes a second.
+    """Install an environment or fetch an image; if it's there already, this takes a second.
 
     It has the whole environment of the shell: packages and images may have to come through a proxy.
 
     Raises:
       UserError: it failed.
     """
-    if subprocess.run(words, cwd=commands.ROOT).returncode:
-        told = environment.without_secrets(shlex.join(words))
-        raise UserError(f"`{told}` failed, see above.")
+    done = subprocess.run(words, cwd=commands.ROOT)
+    if done.returncode:
+        plain = environment.without_secrets(shlex.join(words))
+        raise UserError(f"`{plain}` failed, see above.")
 
 
 def _prepare_engine(options: Options) -> None:
+    """Bring the image or the environment that the engine needs.
+
+    Raises:
+      UserError: it can't be brought.
+    """
     if options.docker:
         image = shlex.quote(options.image or IMAGES[options.engine])
         prepare("sh", "-c", f"docker image inspect {image} >/dev/null 2>&1 || docker pull {image}")
+    elif options.engine == "tpu":
+        prepare("bash", "setup.sh", "serve-tpu")
     else:
-        prepare("bash", "setup.sh", "serve-tpu" if options.engine == "tpu" else "serve")
+        prepare("bash", "setup.sh", "serve")
 
 
 def start(options: Options, folder: str | Path, wait: bool = True) -> ServerRecord:
     """Serve `options`, wait until the server is healthy, and return its record.
 
     A healthy server of the same options and files is reused, and one that is still starting is
-    waited for, also if another process is starting it at this moment. Another one of this folder is
-    stopped first: two do not fit into an accelerator's memory. However else this ends, no server is
-    left.
+    waited for, also if another process is starting it at this moment. Any other server of this
+    folder is stopped first, because two don't fit into an accelerator's memory. If this fails or is
+    interrupted, no server is left.
 
     Args:
       folder: where the record and the log go.
       wait: False returns at once; the same call again, without it, waits.
 
     Raises:
-      UserError: what `check` raises; the port is in use; the record cannot be written; or the
-        server died or was not healthy in time: its last lines.
+      UserError: what `check` raises; the port is in use; the record can't be written; or the
+        server died or wasn't healthy in time: its last lines.
     """
     folder = Path(folder)
     check(options)
     settings, words = commands.parts(options, commands.container_of(folder))
-    wanted = words, settings, file_states(options.model, *options.adapter_folders.values())
+    states = file_states(options.model, *options.adapter_folders.values())
+    wanted = Identity(words, settings, states)
     with _terminable(), contextlib.ExitStack() as failed:
         failed.callback(stop, folder)
         with _locked(folder):
             record = _reusable(folder, wanted)
-        launched = False
-        if record is None:
-            _prepare_engine(options)
-            with _locked(folder):  # who waited for the lock finds the other's server
-                record = _reusable(folder, wanted)
-                if record is None:
-                    record, launched = _launch(options, folder, wanted), True
-        elif healthy(record):
+        if record is not None and healthy(record):
             print(f"{record.name} runs already, at {record.base_url}")
-            wait = False
-        if wait:
-            _wait(record, options.timeout)
-        if wait and launched:  # of two that wait, one writes
-            write_json(folder / "ready.json", {"seconds": round(record.age(), 1)})
+        else:
+            launched = False
+            if record is None:
+                record, launched = _launched(options, folder, wanted)
+            if wait:
+                _wait(record, options.timeout)
+            if wait and launched:  # if two processes wait, the one that launched it writes
+                ready = {"seconds": round(record.age(), 1)}
+                write_json(folder / "ready.json", ready)
         failed.pop_all()
+
     if options.engine.startswith("tpu") and healthy(record):
         for sentence in slow_paths(record.log):
             print(sentence)
     return record
+
+
+def _launched(options: Options, folder: Path, wanted: Identity) -> tuple[ServerRecord, bool]:
+    """A server that has just been started; False beside it if another process was faster."""
+    _prepare_engine(options)
+    with _locked(folder):
+        record = _reusable(folder, wanted)  # another process may have started it
+        if record is not None:
+            return record, False
+        record = _launch(options, folder, wanted)
+        return record, True
 
 
 def _reusable(folder: Path, wanted: Identity) -> ServerRecord | None:
@@ -191,25 +223,33 @@ def _reusable(folder: Path, wanted: Identity) -> ServerRecord | None:
         return None
     if record is None or not processes.leads(record):
         return None
-    same = (record.command, record.environment, record.files) == wanted
-    return record if same else None
+    identity = Identity(record.command, record.environment, record.files)
+    if identity != wanted:
+        return None
+    return record
 
 
 def _launch(options: Options, folder: Path, wanted: Identity) -> ServerRecord:
     """Start the process; its record is on the disk before it begins its work."""
+    container = commands.container_of(folder)
     _stop(folder)
     if options.docker:  # one that lost its record has the same name
-        processes.remove_container(commands.container_of(folder))
+        processes.remove_container(container)
     if options.engine.startswith("tpu"):
         _wait_for_chips()
+
     port = _free_port(options.host, options.port)
-    settings, words = commands.parts(dataclasses.replace(options, port=port),
-                                     commands.container_of(folder))
+    with_port = dataclasses.replace(options, port=port)
+    settings, words = commands.parts(with_port, container)
     commands.link_plain_names(options)
     with _opened(folder / "server.log") as log:
         process = subprocess.Popen(
-            ["sh", "-c", GATE, "server", *words], cwd=commands.ROOT, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+            ["sh", "-c", GATE, "server", *words],
+            cwd=commands.ROOT,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
             env=environment.for_child(settings))
     assert process.stdin
     with process.stdin as gate:
@@ -223,10 +263,13 @@ def _wait_for_chips(patience: float = 120.0) -> None:
     """Wait until nobody has a chip's file open: a server that has just ended still holds them.
 
     Raises:
-      UserError: somebody keeps them.
+      UserError: another process keeps them.
     """
     deadline = time.monotonic() + patience
-    while file := hardware.busy():
+    while True:
+        file = hardware.busy()
+        if not file:
+            return
         if time.monotonic() >= deadline:
             raise UserError(
                 f"{file} is still held by another process, and only one at a time can have the "
@@ -235,11 +278,15 @@ def _wait_for_chips(patience: float = 120.0) -> None:
         time.sleep(1.0)
 
 
-def _record_of(pid: int, port: int, options: Options, folder: Path,
-               wanted: Identity) -> ServerRecord:
+def _record_of(
+        pid: int,
+        port: int,
+        options: Options,
+        folder: Path,
+        wanted: Identity) -> ServerRecord:
     """The record of a server that was started this moment."""
     reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    command, settings, served_files = wanted
+    container = commands.container_of(folder) if options.docker else ""
     return ServerRecord(
         pid=pid,
         born=processes.born(pid),
@@ -249,18 +296,18 @@ def _record_of(pid: int, port: int, options: Options, folder: Path,
         model=options.model,
         engine=options.engine,
         max_model_len=options.max_model_len,
-        container=commands.container_of(folder) if options.docker else "",
+        container=container,
         log=str(folder / "server.log"),
-        command=command,
-        environment=settings,
-        files=served_files)
+        command=wanted.command,
+        environment=wanted.settings,
+        files=wanted.files)
 
 
 def _opened(path: Path) -> BinaryIO:
     """A file to write, in a folder that is made for it.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: it can't be written.
     """
     with files.refusals(path, "RUN_DIR"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -282,19 +329,19 @@ def _wait(record: ServerRecord, timeout: float) -> None:
     Raises:
       UserError: it died, or `timeout` seconds passed; with its last lines.
     """
-    told = 0.0
+    last_told = 0.0  # seconds after its start
     while not healthy(record):
         waited = record.age()
         trouble = ""
         if not processes.leads(record):
             trouble = f"ended after {waited:.0f} s"
         elif waited > timeout:
-            trouble = f"was not healthy within {timeout:.0f} s and was stopped"
+            trouble = f"wasn't healthy within {timeout:.0f} s and was stopped"
         if trouble:
-            raise UserError(f"the server {trouble}. It last said ({record.log}):\n"
-                            f"{last_lines(record.log)}")
-        if waited - told >= max(10.0, waited / 6):
-            told = waited
+            last = last_lines(record.log)
+            raise UserError(f"the server {trouble}. It last said ({record.log}):\n{last}")
+        if waited - last_told >= max(10.0, waited / 6):
+            last_told = waited
             print(f"starting ... {waited:3.0f} s")
         time.sleep(0.25)
     print(f"healthy after {record.age():.0f} s at {record.base_url}")
@@ -317,7 +364,7 @@ def _free_port(host: str, port: int) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception, so that what is to be cleaned up is; only a main thread can have
+    """Turn SIGTERM into an exception, so that everything is cleaned up; only the main thread can do
     that."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -351,7 +398,7 @@ def stop(folder: str | Path, patience: float = 20.0) -> bool:
       patience: seconds between SIGTERM and SIGKILL.
 
     Raises:
-      UserError: a process does not end.
+      UserError: a process doesn't end.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -362,20 +409,23 @@ def stop(folder: str | Path, patience: float = 20.0) -> bool:
 
 def _stop(folder: Path, patience: float = 20.0) -> bool:
     """`stop`, for who holds the lock."""
-    log, path = folder / "server.log", ServerRecord.path(folder)
+    log = folder / "server.log"
+    path = ServerRecord.path(folder)
     record = None
     with contextlib.suppress(UserError):
         record = ServerRecord.load(folder)
 
     def living() -> list[int]:
-        found = set(processes.speakers(log))
+        pids = set(processes.speakers(log))
         if record:
-            found.update(processes.members(record))
-        return sorted(found)
+            pids.update(processes.members(record))
+        return sorted(pids)
 
     ran = bool(living())
-    container = record.container if record else ""
-    if record is None and path.exists() and shutil.which("docker"):  # a damaged record: by its name
+    container = ""
+    if record:
+        container = record.container
+    elif path.exists() and shutil.which("docker"):  # a damaged record: by its name
         container = commands.container_of(folder)
     if container:
         processes.remove_container(container)

@@ -54,8 +54,11 @@ def options_here() -> Options:
     """
     word = os.environ.get("SERVE_TRY", "").strip() or "0"
     if not word.isdecimal() or int(word) >= len(TRIES):
-        names = ", ".join(f"{number} ({attempt.name})" for number, attempt in enumerate(TRIES))
-        raise UserError(f"SERVE_TRY={word} is no way to start a server. There are {names}.")
+        choices = []
+        for number, attempt in enumerate(TRIES):
+            choices.append(f"{number} ({attempt.name})")
+        names = ", ".join(choices)
+        raise UserError(f"SERVE_TRY={word} isn't a way to start a server. There are {names}.")
     chosen = TRIES[int(word)]
     if chosen.version:
         os.environ["VLLM_TPU"] = chosen.version

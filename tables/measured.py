@@ -18,20 +18,23 @@ from tables import stored
 from tables.errors import UserError
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "measured"
-SERIES, FORM = "gemma4-on-tpu", 1
+SERIES = "gemma4-on-tpu"
+FORM = 1
 # What 08 predicts of a compiled row, by the name of what is measured.
-PREDICTED = {"micro_batch_seconds": "seconds_predicted",
-             "real_tokens_per_second": "tokens_per_second_predicted"}
+PREDICTED = {
+    "micro_batch_seconds": "seconds_predicted",
+    "real_tokens_per_second": "tokens_per_second_predicted",
+}
 
 
 @dataclass(frozen=True)
 class Report:
-    """One report: of which machine and settings, and its numbers by the names of fields.csv."""
+    """One report: what was measured, on which machine, with which settings."""
 
     source: str                  # the file's name
-    about: dict[str, Any]
-    values: dict[str, float]
-    made_up: bool                # for a test; the folder takes none
+    about: dict[str, Any]        # the machine and the settings
+    values: dict[str, float]     # by the names of fields.csv
+    made_up: bool                # for a test; the folder takes no such report
 
     @property
     def slice(self) -> str:
@@ -39,7 +42,7 @@ class Report:
         return str(self.about["slice"])
 
     @property
-    def said(self) -> str:
+    def origin(self) -> str:
         """Where a number is from, for a table or a figure; says so where it's made up."""
         text = f"{self.source}, commit {self.about['commit'][:7]}"
         return f"{text} (made up)" if self.made_up else text
@@ -54,7 +57,8 @@ class Report:
 def fields() -> dict[str, str]:
     """{name: unit} of the form, in its order."""
     with open(FOLDER / "fields.csv", newline="", encoding="utf-8") as file:
-        return {row["name"]: row["unit"] for row in csv.DictReader(file)}
+        rows = csv.DictReader(file)
+        return {row["name"]: row["unit"] for row in rows}
 
 
 def reports(folder: Path = FOLDER) -> list[Report]:
@@ -63,49 +67,80 @@ def reports(folder: Path = FOLDER) -> list[Report]:
     Raises:
       UserError: a file isn't a report, or it's a made-up one in data/measured; it's named.
     """
-    fields()  # reads the folder even where it's empty: whoever depends on it is seen to
-    found = [_read(path) for path in sorted(folder.glob("*.json"))]
-    for report in found:
+    fields()  # reads the folder even if it's empty, so we notice who depends on it
+    listed = []
+    for path in sorted(folder.glob("*.json")):
+        report = _read(path)
         if report.made_up and folder == FOLDER:
-            raise UserError(f"data/measured/{report.source} says that it's made up. Only what was "
-                            "measured belongs there: remove it.")
-    return found
+            raise UserError(
+                f"data/measured/{report.source} says that it's made up. Only what was "
+                "measured belongs there: remove it."
+            )
+        listed.append(report)
+    return listed
 
 
 def _read(path: Path) -> Report:
+    """The report in a file.
+
+    Raises:
+      UserError: the file doesn't follow the form.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        about, values = value["about"], value["measured"]
-        if value["series"] != SERIES or value["form"] != FORM:
-            raise ValueError("it's another series' or another form's")
-        for name in ("slice", "size", "commit"):
-            if not isinstance(about[name], str):
-                raise ValueError(f"about has no {name!r}")
-        unknown = sorted(set(values) - set(fields()))
-        if unknown:
-            raise ValueError(f"the form has no field {unknown[0]!r}")
-        for name, number in values.items():
-            if isinstance(number, bool) or not isinstance(number, (int, float)) \
-                    or not math.isfinite(number):
-                raise ValueError(f"{name!r} is no number")
+        _check(value)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path} is no report of a run: {why}. Put the report.json there as it "
-                        "was written, or remove it.") from error
-    return Report(path.name, about, {name: float(number) for name, number in values.items()},
-                  value.get("made_up") is True)
+        raise UserError(
+            f"{path} is no report of a run: {why}. Put the report.json there as it "
+            "was written, or remove it."
+        ) from error
+    return Report(
+        source=path.name,
+        about=value["about"],
+        values={name: float(number) for name, number in value["measured"].items()},
+        made_up=value.get("made_up") is True,
+    )
+
+
+def _check(value: Any) -> None:
+    """Raise an error that says what in a report's JSON isn't as the form says."""
+    about = value["about"]
+    values = value["measured"]
+    if value["series"] != SERIES or value["form"] != FORM:
+        raise ValueError("it's another series' or another form's")
+    for name in ("slice", "size", "commit"):
+        if not isinstance(about[name], str):
+            raise ValueError(f"about has no {name!r}")
+    unknown = sorted(set(values) - set(fields()))
+    if unknown:
+        raise ValueError(f"the form has no field {unknown[0]!r}")
+    for name, number in values.items():
+        if not _is_number(number):
+            raise ValueError(f"{name!r} is no number")
+
+
+def _is_number(value: object) -> bool:
+    """Is it a finite number, and not true or false, which Python counts as 1 and 0?"""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value)
 
 
 def compiled_row(report: Report) -> dict[str, str] | None:
     """The row of 08 that a report's step was compiled like; None if there's none."""
     about = report.about
-    mesh = about.get("mesh") or ()
+    mesh = "x".join(str(size) for size in about.get("mesh") or ())
+    wanted = {
+        "base_dtype": about.get("base_dtype") or "bfloat16",
+        "remat": about.get("remat"),
+        "sequence_length": str(about.get("sequence_length")),
+        "micro_batch": str(about.get("micro_rows")),
+    }
     for row in stored.compiled_rows(report.slice, report.size):
-        same = row["base_dtype"] == (about.get("base_dtype") or "bfloat16")
-        same = same and row["remat"] == about.get("remat")
-        same = same and row["sequence_length"] == str(about.get("sequence_length"))
-        same = same and row["mesh"] in ("", "x".join(map(str, mesh)))
-        if same and row["micro_batch"] == str(about.get("micro_rows")):
+        if row["mesh"] not in ("", mesh):  # a row names only an unusual mesh
+            continue
+        if wanted.items() <= row.items():
             return row
     return None
 
@@ -132,7 +167,12 @@ def beside_predictions(folder: Path = FOLDER) -> list[dict[str, Any]]:
             predicted = float(row[column])
             if name == "micro_batch_seconds":  # a row may be a step of several
                 predicted /= int(row.get("micro_batches") or 1)
-            rows.append({"slice": report.slice, "what": name.replace("_", " "),
-                         "measured": values[name], "predicted": predicted,
-                         "miss": predicted / values[name] - 1, "source": report.said})
+            rows.append({
+                "slice": report.slice,
+                "what": name.replace("_", " "),
+                "measured": values[name],
+                "predicted": predicted,
+                "miss": predicted / values[name] - 1,
+                "source": report.origin,
+            })
     return rows

@@ -21,23 +21,33 @@ def _flops(config: dict, tokens: int, pairs: Callable[[Layer], int], logits: int
       logits: tokens for which the whole vocabulary is scored.
     """
     count = parameters(config)
-    flops = 2 * count["matmul"] * tokens
-    flops += 2 * count["embedding"] * logits
+    multiplications = count["matmul"] * tokens
+    multiplications += count["embedding"] * logits
     for layer in layers(config):
         width = layer.heads * layer.head_dim
-        flops += 4 * width * pairs(layer)
-    return flops
+        scores_and_values = 2 * width
+        multiplications += scores_and_values * pairs(layer)
+    return 2 * multiplications
 
 
 def prefill_flops(config: dict, tokens: int) -> int:
-    """FLOP to read one prompt: every layer for every token, causal attention within each layer's
-    window, and the logits of the last token only. A multiply-add counts as two."""
-    return _flops(config, tokens, lambda layer: layer.pairs(tokens), 1)
+    """FLOP to read one prompt. A multiply-add counts as two.
+
+    Every layer computes for every token, attention is causal and stays within each layer's window,
+    and only the last token gets logits.
+    """
+    def pairs(layer: Layer) -> int:
+        return layer.pairs(tokens)
+
+    return _flops(config, tokens, pairs, logits=1)
 
 
 def decode_flops(config: dict, batch: int, context: int) -> int:
     """FLOP of one decode step of `batch` sequences that have `context` tokens each."""
-    return _flops(config, batch, lambda layer: batch * layer.keys(context), batch)
+    def pairs(layer: Layer) -> int:
+        return batch * layer.keys(context)
+
+    return _flops(config, batch, pairs, logits=batch)
 
 
 def kv_bytes_per_token(config: dict, dtype_bytes: int = 2, tp: int = 1) -> dict[str, int]:
@@ -63,8 +73,14 @@ def kv_bytes(config: dict, context: int, dtype_bytes: int = 2, tp: int = 1) -> i
     return sliding + per_token["full"] * context
 
 
-def decode_bytes(config: dict, batch: int, context: int, dtype_bytes: int = 2,
-                 kv_dtype_bytes: int | None = None, tp: int = 1) -> int:
+def decode_bytes(
+    config: dict,
+    batch: int,
+    context: int,
+    dtype_bytes: int = 2,
+    kv_dtype_bytes: int | None = None,
+    tp: int = 1,
+) -> int:
     """Bytes that one decode step reads: the weights once, and every sequence's cache.
 
     Args:
@@ -79,8 +95,12 @@ def decode_bytes(config: dict, batch: int, context: int, dtype_bytes: int = 2,
     return read * dtype_bytes + batch * cache
 
 
-def tpot_floor(bytes_moved: float, bandwidth: float, flops: float = 0.0,
-               peak: float = math.inf) -> float:
+def tpot_floor(
+    bytes_moved: float,
+    bandwidth: float,
+    flops: float = 0.0,
+    peak: float = math.inf,
+) -> float:
     """Least seconds of one decode step, at 100 % of `bandwidth` bytes/s and `peak` FLOP/s."""
     return max(bytes_moved / bandwidth, flops / peak)
 
@@ -101,8 +121,14 @@ def fcfs_ttft(arrivals: Iterable[float], service: float) -> list[float]:
 
 
 def median_ttft_floor_fcfs(n: int, rate: float, service: float) -> float:
-    """Median time to first token of `n` evenly spaced requests at `rate` per second (or inf),
-    served first come, first served, each needing `service` seconds of the whole machine."""
+    """Median seconds to the first token where requests are served first come, first served.
+
+    Args:
+      n: requests, evenly spaced.
+      rate: of them a second; inf: all arrive at once.
+      service: seconds that each needs the whole machine.
+    """
     gap = 0.0 if math.isinf(rate) else 1.0 / rate
     arrivals = [index * gap for index in range(n)]
-    return statistics.median(fcfs_ttft(arrivals, service))
+    waits = fcfs_ttft(arrivals, service)
+    return statistics.median(waits)

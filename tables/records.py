@@ -9,6 +9,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 Values = dict[str, Any]  # field: value
@@ -41,7 +42,7 @@ def from_json(cls: type[Instance], value: Any, strict: bool = False) -> Instance
         elif strict or field.default is dataclasses.MISSING:
             raise Misfit(f"has no {field.name!r}")
     unknown = sorted(value.keys() - given.keys())
-    if strict and unknown:
+    if unknown and strict:
         raise Misfit(f"has {unknown[0]!r}, which nothing is called")
     return cls(**given)
 
@@ -61,11 +62,15 @@ def to_json(record: Any) -> Values:
         value = getattr(record, field.name)
         kind = kinds[field.name]
         if not _fits(value, kind):
-            raise TypeError(f"{type(record).__name__}.{field.name} is {shown(value)}, which "
-                            f"should be {_named(kind)}")
+            raise TypeError(
+                f"{type(record).__name__}.{field.name} is {shown(value)}, which "
+                f"should be {_named(kind)}"
+            )
         if value == field.default:
             continue
-        written[field.name] = to_json(value) if dataclasses.is_dataclass(value) else value
+        if dataclasses.is_dataclass(value):
+            value = to_json(value)
+        written[field.name] = value
     return written
 
 
@@ -76,6 +81,7 @@ def shown(value: Any) -> str:
 
 
 def _fields(cls: Any) -> tuple[dataclasses.Field, ...]:
+    """`dataclasses.fields`, for a class that the type checker doesn't know to be a dataclass."""
     return dataclasses.fields(cls)
 
 
@@ -98,32 +104,50 @@ def _fits(value: Any, kind: Any) -> bool:
     """Whether a value has the type of an annotation."""
     if kind is Any:
         return True
+    parts = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(kind))
-    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+        return any(_fits(value, part) for part in parts)
+
+    origin = typing.get_origin(kind) or kind
+    if isinstance(value, bool) and origin in (int, float):  # in Python, True is an int
+        return False
     if origin is float:  # JSON has no type of its own for whole numbers
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if origin is int:  # in Python, True is an int
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, (int, float))
     if not isinstance(value, origin):
         return False
     if origin is dict and parts:
-        return all(_fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items())
+        of_a_key, of_a_value = parts
+        return _all_fit(value.keys(), of_a_key) and _all_fit(value.values(), of_a_value)
     if origin in (list, tuple) and parts:
-        return all(_fits(item, parts[0]) for item in value)
+        return _all_fit(value, parts[0])
     return True
 
 
-WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
-         dict: "an object", list: "a list", tuple: "a list", type(None): "null"}
+def _all_fit(values: Iterable[Any], kind: Any) -> bool:
+    return all(_fits(value, kind) for value in values)
+
+
+WORDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    tuple: "a list",
+    type(None): "null",
+}
 
 
 def _named(kind: Any) -> str:
     """An annotation in words."""
+    parts = list(typing.get_args(kind))
     if isinstance(kind, types.UnionType):
-        return " or ".join(_named(part) for part in typing.get_args(kind))
+        names = [_named(part) for part in parts]
+        return " or ".join(names)
     origin = typing.get_origin(kind) or kind
-    parts = [part for part in typing.get_args(kind) if part is not ...]
+    if ... in parts:  # a tuple of any length
+        parts.remove(...)
     if parts and parts[-1] is not Any:
         return f"{WORDS[origin]} of which each value is {_named(parts[-1])}"
     return WORDS.get(origin, origin.__name__)

@@ -7,17 +7,20 @@ from typing import Any
 from tables import architecture, hardware
 
 ROOT = Path(__file__).resolve().parent.parent
+REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to nearly all
+BASE_DTYPES = ("bfloat16", "int8")  # that 03 chooses from, the first that fits
 ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
 
 
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:
-    """Whether a stored row is a whole optimizer step of 03, with as many micro-batches.
+    """Is a stored row a whole optimizer step of 03, with as many micro-batches?
 
-    A step of one micro-batch is another program than one of several: those stand in a loop, beside
-    the sum of their gradients, and what the compiler moves out of a loop it keeps.
+    A step of one micro-batch is another program than a step of several. Several stand in a loop,
+    beside the sum of their gradients, and the compiler keeps what it moves out of the loop.
     """
     rows_at_once = int(row["micro_batch"])
-    return int(row["micro_batches"]) == max(1, ROWS_PER_STEP[size] // rows_at_once)
+    micro_batches = max(1, ROWS_PER_STEP[size] // rows_at_once)
+    return int(row["micro_batches"]) == micro_batches
 
 
 def compiled_rows(slice_name: str, size: str) -> list[dict[str, str]]:
@@ -25,47 +28,77 @@ def compiled_rows(slice_name: str, size: str) -> list[dict[str, str]]:
     path = ROOT / "data" / "dryrun" / f"{slice_name}_{size}.csv"
     if not path.exists():
         return []
+    rows = []
     with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    wanted = ("03", "0", "False")
-    return [row for row in rows
-            if (row["trainer"], row["layers"], row["int8_products"]) == wanted
-            and is_what_03_runs(row, size)]
+        for row in csv.DictReader(file):
+            kind = (row["trainer"], row["layers"], row["int8_products"])
+            if kind == ("03", "0", "False") and is_what_03_runs(row, size):
+                rows.append(row)
+    return rows
 
 
-def compiled_fit(slice_name: str, size: str, base_dtype: str = "bfloat16",
-                 row_length: int = 4_096) -> dict[str, str] | None:
-    """How notebook 03's step fits a slice: of the rows of data/dryrun/ the nearest in length.
+def compiled_fit(
+    slice_name: str,
+    size: str,
+    base_dtype: str = "bfloat16",
+    row_length: int = 4_096,
+) -> dict[str, str] | None:
+    """How notebook 03's step fits a slice: the row of data/dryrun/ whose length is nearest.
 
-    Long enough comes first; among equals the one that recomputes least, with most rows at once.
+    Rows that are long enough come first. Among equals, the one that recomputes least wins, and then
+    the one with most rows at once.
 
     Returns:
       The row as a dict of strings (`mesh`, `remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
       `limit_gib` ...), or None if no row of full depth is stored or none fits.
     """
-    order = ("NONE", "BLOCK", "DECODER")
-
     def rank(row: dict[str, str]) -> tuple[bool, int, int, int]:
         spare = int(row["sequence_length"]) - row_length
-        return spare < 0, abs(spare), order.index(row["remat"]), -int(row["micro_batch"])
+        is_too_short = spare < 0
+        recomputes = REMATS.index(row["remat"])
+        rows_at_once = int(row["micro_batch"])
+        return is_too_short, abs(spare), recomputes, -rows_at_once
 
-    fitting = [row for row in compiled_rows(slice_name, size)
-               if row["fits"] == "True" and row["base_dtype"] == base_dtype]
+    fitting = []
+    for row in compiled_rows(slice_name, size):
+        if row["fits"] == "True" and row["base_dtype"] == base_dtype:
+            fitting.append(row)
     return min(fitting, key=rank, default=None)
 
 
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
-    """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device.
+    """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
 
-    Empty if no such row is stored for this machine, or none that fits.
+    The base stays in bfloat16 if such a step fits, and is stored as int8 if only that fits. Empty
+    if no row that fits is stored for this machine.
     """
-    row = compiled_fit(hardware.here().slice, size, row_length=row_length)
-    if row is None:
-        return {}
+    slice_name = hardware.here().slice
+    for base_dtype in BASE_DTYPES:
+        row = compiled_fit(slice_name, size, base_dtype, row_length)
+        if row is not None:
+            return _settings_of(row, size)
+    return {}
+
+
+def _settings_of(row: dict[str, str], size: str) -> dict[str, Any]:
+    """03's settings of a stored row."""
+    mesh = _mesh_of(row, size)
+    fsdp, _ = mesh
+    settings = {
+        "mesh": mesh,
+        "remat": row["remat"],
+        "rows_per_device": int(row["micro_batch"]) // fsdp,
+    }
+    if row["base_dtype"] != "bfloat16":
+        settings["base_dtype"] = row["base_dtype"]
+    return settings
+
+
+def _mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:
+    """(fsdp, tp) of a stored row, which names its mesh only where it isn't the usual one."""
     if row["mesh"]:
-        fsdp, tp = map(int, row["mesh"].split("x"))
-    else:
-        config = architecture.read_config(ROOT / "data" / "configs" / f"gemma4_{size}.json")
-        fsdp, tp = architecture.choose_mesh(config, int(row["chips"]))
-    return {"mesh": (fsdp, tp), "remat": row["remat"],
-            "rows_per_device": int(row["micro_batch"]) // fsdp}
+        fsdp, tp = row["mesh"].split("x")
+        return int(fsdp), int(tp)
+    path = ROOT / "data" / "configs" / f"gemma4_{size}.json"
+    config = architecture.read_config(path)
+    return architecture.choose_mesh(config, int(row["chips"]))

@@ -22,7 +22,7 @@ class JsonLine(NamedTuple):
 
 
 def json_lines(content: bytes) -> Iterator[JsonLine]:
-    """The lines of a JSON-lines file; a damaged line is told, not skipped.
+    """The lines of a JSON-lines file; a damaged line is reported, not skipped.
 
     Lines end with a line feed and nothing else: JSON strings may hold U+2028, U+0085 and others
     that `str.splitlines` would cut at. A byte-order mark and blank lines are allowed.
@@ -65,7 +65,7 @@ def fences(text: str) -> list[tuple[int, int]]:
 
 
 def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[int]:
-    """Where a tag stands in a text, but for those that stand inside one of the `spans`."""
+    """Where a tag stands in a text, leaving out the places inside one of the `spans`."""
     places = []
     for match in re.finditer(re.escape(tag), text):
         if not _inside(match.start(), spans):
@@ -74,7 +74,7 @@ def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[in
 
 
 def text_problem(values: dict[str, Any]) -> str:
-    """The first of the named values that cannot be used as text, and why; "" if all can."""
+    """Which of the named values can't be used as text, and why: the first; "" if all can."""
     for name, value in values.items():
         if not isinstance(value, str):
             return f"{name} is not text"
@@ -108,7 +108,10 @@ def split_thought(text: str) -> Thought:
     """
     thoughts = []
     rest = text
-    while tags := _opening_tags(rest):
+    while True:
+        tags = _opening_tags(rest)
+        if tags is None:
+            break
         opening, closing = tags
         inside = rest.lstrip().removeprefix(opening)
         if opening == "<|channel>":
@@ -121,18 +124,21 @@ def split_thought(text: str) -> Thought:
         rest = inside[end + len(closing):]
     if not thoughts and "</think>" in text:
         return _opened_by_the_prompt(text)
-    return Thought("\n".join(filter(None, thoughts)), rest, closed=True)
+    thought = "\n".join(filter(None, thoughts))
+    return Thought(thought, rest, closed=True)
 
 
 def _opening_tags(text: str) -> tuple[str, str] | None:
+    """The pair of tags whose first one opens this text, or None."""
     stripped = text.lstrip()
-    for tags in THOUGHT_TAGS:
-        if stripped.startswith(tags[0]):
-            return tags
+    for opening, closing in THOUGHT_TAGS:
+        if stripped.startswith(opening):
+            return opening, closing
     return None
 
 
 def _end_of_thought(inside: str, closing: str) -> int:
+    """Where the closing tag of an opened thought stands; -1 if there's none."""
     first = inside.find(closing)
     if first < 0 or "```" not in inside[:first]:
         return first
@@ -141,6 +147,7 @@ def _end_of_thought(inside: str, closing: str) -> int:
 
 
 def _opened_by_the_prompt(text: str) -> Thought:
+    """A text that has a closing tag and no opening one, taken apart."""
     spans = fences(text)
     for match in LONE_CLOSING.finditer(text):
         if "<think>" in text[:match.start()]:
@@ -150,10 +157,14 @@ def _opened_by_the_prompt(text: str) -> Thought:
     return Thought("", text, closed=True)
 
 
+def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
+    """Does a place lie in one of these spans, which are sorted and don't overlap?"""
+    number = bisect.bisect_right(spans, place, key=_first)  # of the spans that have begun
+    if number == 0:
+        return False
+    _, end = spans[number - 1]
+    return place < end
+
+
 def _first(span: tuple[int, int]) -> int:
     return span[0]
-
-
-def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
-    before = bisect.bisect_right(spans, place, key=_first) - 1
-    return before >= 0 and place < spans[before][1]

@@ -685,7 +685,7 @@ def test_published_points_below_the_floor_are_hollow_and_below_the_line():
         (
             [0.232, 0.2321, 0.2322, 0.2323],
             0.004,
-            "one piece every 0.1 ms cannot be: making a token takes 4 ms",
+            "one piece every 0.1 ms can't be: making a token takes 4 ms",
         ),
         ([0.03, 0.034, 0.038], 0.0042, ""),
         ([0.03], 0.004, "one piece has no gap"),

@@ -45,7 +45,8 @@ def test_every_field_of_the_table_exists():
 
 
 # ── What the reader sets is what the page uses ──
-PAGES = [path.name for path in sorted(ROOT.glob("0*.py"))
+PAGES = [str(path.relative_to(ROOT))
+         for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("appendix/*.py")])
          if "cfg = helpers.choose" in path.read_text()]
 
 

@@ -1,9 +1,12 @@
 """02_data: ids, masks, extraction, packing and reading, against what we did not write."""
 
+import copy
 import gzip
 import itertools
 import json
+import random
 import textwrap
+import time
 from collections import Counter
 
 import numpy as np
@@ -491,6 +494,12 @@ def test_a_template_that_opens_the_thought_after_a_result():
     ([ASK, calling({"name": "f", "arguments": {}})], json.dumps(TOOLS), ""),
     ([ASK, calling({"name": "f"})], [{"name": "f", "parameters": None}], ""),
     ([ASK, calling({"arguments": {}})], TOOLS, "a call without a name"),
+    ([ASK, calling({"name": "f", "id": ["0"]})], TOOLS,
+     "a call's id is neither text nor a number"),
+    ([ASK, calling(call(0)), {**result(0, "ok"), "tool_call_id": {}, "content": "ok"}, DONE], TOOLS,
+     ""),
+    ([ASK, calling(call(0)), {**result(0, "ok"), "tool_call_id": ["0"]}, DONE], TOOLS,
+     "a result without its call"),
     ([ASK, DONE], "no list", "tools are a text that is not JSON"),
     ([ASK, DONE], [{"function": {}}], "a tool without a name"),
     ([ASK, said("assistant", None, function_call={"name": "f"})], None,
@@ -558,6 +567,82 @@ def test_the_serving_environment_renders_tools_as_we_do_and_reads_our_calls():
     assert [one["arguments"]["code"] for one in calls["a call after a call"]] == ["a", "b"]
     assert len(calls["two calls at once, results the other way round"]) == 2
     assert calls["a word beside an earlier call"] == []
+
+
+# ── Any row at all ──
+
+VALUES = (None, 0, 1, True, -1, 1.5, float("nan"), 10**400, "", " ", "x", "\ud800", "\x00", [], {},
+          [[]], [{}], [None], {"a": None}, {"name": "f"}, "[]", "{", "null", "user", "tool",
+          "<think>", "</think>", "```", [{"role": "user", "content": "q"}])
+KEYS = ("role", "content", "from", "value", "tool_calls", "tool_call_id", "name", "weight", "train",
+        "reasoning", "function", "arguments", "parameters", "properties", "id", "system", "tools")
+ROWS = (
+    {"messages": [said("system", "s"), *CHAT], "tools": None},
+    {"messages": [ASK, calling(call(0, code="m"), content="Look."), result(0, "ok"), DONE],
+     "tools": TOOLS},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+    {"instruction": "i", "input": "", "output": "o"},
+    {"prompt": "p", "completion": "c"},
+    {"prompt": "p", "response": f"<think>t</think>\n{FENCED}"},
+)
+
+
+def parts_of(value):
+    """All dicts and lists of a structure, itself included."""
+    if not isinstance(value, (dict, list)):
+        return []
+    parts = [value]
+    for inner in value.values() if isinstance(value, dict) else value:
+        parts += parts_of(inner)
+    return parts
+
+
+def spoil(row, generator):
+    """Put some value at some place of a row, or take one away."""
+    part = generator.choice([part for part in parts_of(row) if part] or [row])
+    keys = list(part) if isinstance(part, dict) else list(range(len(part)))
+    if isinstance(part, dict) and (not part or generator.random() < 0.2):
+        keys = KEYS
+    key = generator.choice(keys)
+    if generator.random() < 0.15 and not isinstance(key, int):
+        part.pop(key, None)
+    else:
+        part[key] = copy.deepcopy(generator.choice(VALUES))
+
+
+def test_whatever_stands_in_a_row_it_is_taken_or_named():
+    """An id that was a list once ended 02 with a traceback."""
+    generator = random.Random(1)
+    taken, problems = [], set()
+    for _ in range(5_000):
+        row = copy.deepcopy(generator.choice(ROWS))
+        for _ in range(generator.choice((1, 1, 1, 2, 3))):
+            spoil(row, generator)
+        example, problem = data.clean(row)
+        assert (example is None) == bool(problem), row
+        problems.add(problem)
+        if example:
+            taken.append(example)
+            assert isinstance(data.remarks([example]), list)
+    assert len(taken) > 1_000 and len(problems) > 40
+    tokenizer = TOKENIZERS["tiny"]
+    for example in generator.sample(taken, 300):
+        messages = data.as_messages(example, "S", generator.choice(("kept", "stripped")))
+        ids, mask = chat.render(tokenizer, messages)
+        assert len(ids) == len(mask) and any(mask)
+
+
+@pytest.mark.parametrize("piece", [
+    "```verilog\n", "\n```(*a;", "```\n\n", "<think>", "<think>\n```v\n", "</think>\n", "<answer>",
+    "</answer>", "<|channel>", "\n", "`"])
+def test_time_grows_with_the_length_of_an_answer_alone(piece):
+    """Fences that nothing closes took four times as long where there were twice as many."""
+    text = piece * (300_000 // len(piece))
+    start = time.process_time()
+    data.split_response(text)
+    texts.split_thought(f"<think>{text}")
+    data.clean({"prompt": text, "completion": text})
+    assert time.process_time() - start < 10
 
 
 # ── What isn't used, and what looks odd ──

@@ -1,4 +1,4 @@
-"""08_dryrun: the stored table is consistent, the bar holds, and the ideas compute what they replace.
+"""08_dryrun: the stored table is consistent, the bar holds, the ideas compute what they replace.
 
     .venv/bin/python -m pytest tests/test_dryrun.py
 """
@@ -60,7 +60,7 @@ def test_ratios_are_of_one_clock_and_one_compiler():
 
 
 def test_every_stored_time_is_what_the_kept_program_gives():
-    """No row keeps a time of older rules: each is predicted again from its text, to the last digit."""
+    """No row keeps a time of older rules: each is predicted again from its text, to the digit."""
     timed = 0
     for recipe in steps.RECIPES:
         row = steps.stored(steps.table_name(recipe)).set_index("recipe").loc[recipe.recipe]
@@ -79,7 +79,9 @@ def test_the_factors_of_the_road_multiply_up_to_the_ratio():
     rows = steps.stored("v5p-8_31b")
     factors = {label: end / start for label, start, end in steps.road(rows)}
     speed = rows.set_index("recipe").tokens_per_second_predicted
-    assert np.prod(list(factors.values())) == pytest.approx(speed[list(steps.ROAD)[-1].recipe] / speed["published"])
+    last = list(steps.ROAD)[-1].recipe
+    ratio = speed[last] / speed["published"]
+    assert np.prod(list(factors.values())) == pytest.approx(ratio)
     assert factors["packed rows"] == pytest.approx(0.95 / 0.30)
 
 
@@ -132,7 +134,11 @@ def test_ours_is_what_notebook_03_trains_with():
 
 def sizes(arrays, dtype):
     """How many elements of a dtype are in the arrays of a tree, scalars left out."""
-    return sum(leaf.size for leaf in jax.tree.leaves(arrays) if leaf.dtype == dtype and leaf.size > 1)
+    total = 0
+    for leaf in jax.tree.leaves(arrays):
+        if leaf.dtype == dtype and leaf.size > 1:
+            total += leaf.size
+    return total
 
 
 def test_only_the_published_step_returns_the_frozen_weights():
@@ -163,7 +169,8 @@ def packed(rng, rows, length):
 @pytest.mark.parametrize("block", [64, 192])
 def test_blocks_equal_jax_attention(window, block):
     rng = np.random.default_rng(block)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, 320, heads, 16)), jnp.float32) for heads in (6, 2, 2))
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 320, heads, 16)), jnp.float32)
+               for heads in (6, 2, 2))
     ids = packed(rng, 2, 320)
     mask = jnp.tril(ids[:, :, None] == ids[:, None, :])
     far = jnp.arange(320)[:, None] - jnp.arange(320)
@@ -191,12 +198,13 @@ def test_block_attention_is_tunix_attention(fields):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(abs(a).max(), 1e-6))
 
 
-# ── the notebook as a whole ────────────────────────────────────────────────────────────────────────
+# ── the notebook as a whole ─────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".libtpu/libtpu/libtpu.so").exists()
-                    and importlib.util.find_spec("libtpu") is None, reason="no libtpu on this machine")
+                    and importlib.util.find_spec("libtpu") is None,
+                    reason="no libtpu on this machine")
 def test_a_live_compile_gives_the_stored_numbers(tmp_path):
     """The whole notebook, as a script; its live rows equal the stored ones."""
     done = page(SOURCE, tmp_path)
@@ -209,7 +217,8 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
     """A copy of the repository has no .libtpu: what a reader on macOS or Windows sees."""
     if importlib.util.find_spec("libtpu"):
         pytest.skip("this environment has libtpu itself")
-    for name in ("helpers", "tables", "serving", "tpu_time", "appendix", "verilog", "data", "requirements"):
+    for name in ("helpers", "tables", "serving", "tpu_time", "appendix", "verilog", "data",
+                 "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in (SOURCE, "setup.sh"):
         shutil.copy2(ROOT / name, tmp_path)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import load
 
-from appendix import quantized
+from helpers import quantized
 from tables import hardware, stored
 from tpu_time import fit
 

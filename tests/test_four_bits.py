@@ -118,6 +118,10 @@ def test_a_second_run_changes_nothing_and_a_cut_file_is_made_again(model, packed
     shutil.copytree(packed[0], out)
     again = four_bits.export(model, out)
     assert "is current" in capsys.readouterr().out and again.equals(packed[1])
+    for text in ("[]", "3", "{", "{}"):
+        (out / four_bits.RECORD).write_text(text)
+        assert four_bits.export(model, out).equals(packed[1])
+    assert "is current" not in capsys.readouterr().out
     file = weights.files_of(out)[0]
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])

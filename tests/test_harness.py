@@ -7,6 +7,7 @@ that neither model nor vLLM is needed. `HARNESS` names an environment that isn't
 import http.server
 import json
 import os
+import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -115,3 +116,17 @@ def test_what_is_missing_is_said_in_one_line(tmp_path):
     assert done.returncode == 1 and "does not answer at http://127.0.0.1:1." in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "scripts/harness.sh FOLDER ports" in harness().stdout
+
+
+def test_our_own_server_is_asked_past_any_proxy(server, tmp_path):
+    """A lower-case no_proxy of the shell's comes before NO_PROXY, for urllib and requests alike."""
+    folder, _ = server
+    stub = tmp_path / "stub" / "bin"
+    stub.mkdir(parents=True)
+    (stub / "python").symlink_to(ROOT / ".venv/bin/python")
+    code = "import urllib.request as u; print(u.proxy_bypass('127.0.0.1:8000'), u.getproxies())"
+    (stub / "lm_eval").write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}"\n')
+    (stub / "lm_eval").chmod(0o755)
+    shell = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "corp.example"}
+    done = harness(folder, "ports", HARNESS=str(stub.parent), **shell)
+    assert done.stdout.startswith("True {") and "127.0.0.1:9" in done.stdout, done.stderr

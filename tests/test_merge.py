@@ -292,6 +292,12 @@ def test_whatever_happens_to_a_checkpoint_is_one_line_or_changes_nothing(world, 
     assert refusals > 10
 
 
+def test_a_bug_of_ours_is_not_called_a_damaged_step(world, monkeypatch):
+    monkeypatch.setattr(merge.ocp, "RestoreArgs", None)
+    with pytest.raises(TypeError):
+        merge.restore_adapters(world.folder / "checkpoints", 20)
+
+
 def test_other_numbers_than_03_saved_are_refused(world):
     """A flipped bit in a checkpoint restores without a word: the digest notices."""
     plain = replace(world.recipe, final_step=20, adapter_sha256="")

@@ -15,7 +15,7 @@ import nbformat
 import numpy as np
 import pytest
 import random_gemma
-from conftest import ROOT, RUN, page, program
+from conftest import ROOT, RUN, load, page, program
 from safetensors.numpy import load_file
 
 import helpers
@@ -124,6 +124,8 @@ def test_what_is_asked_is_what_recipe_holds_out(tmp_path):
     assert len(own.questions(tokenizer, chats, 0.2, 256, most=3)) == 3
     with pytest.raises(UserError, match="No chat is held out of 60"):
         own.questions(tokenizer, chats, 0.0, 256)
+    with pytest.raises(UserError, match="All 60 held-out questions are longer than 5 tokens"):
+        own.questions(tokenizer, chats, 1.0, 5)
     tools, = own.look(str(ROOT / "data/tools/train.jsonl")).chats[:1]
     asked, wanted = own.questions(tokenizer, [tools], 1.0, 512)[0]
     assert len(asked) == 2 and wanted == "<|tool_call>call:width{high:9,low:0}<tool_call|>"
@@ -140,6 +142,22 @@ def test_what_recipe_refuses_is_one_line_here(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("")
     with pytest.raises(UserError, match="^--reasoning some: stripped or kept$"):
         own.train(recipe.main, {"reasoning": "some", "model": TINY}, tmp_path)
+    with pytest.raises(UserError, match="^recipe.py doesn't take one of these options, see above"):
+        own.train(recipe.main, {"rank": 16.5}, tmp_path)
+    assert "--rank: invalid int value: '16.5'" in capsys.readouterr().err
+
+
+def test_every_number_of_the_pages_recipes_is_what_is_trained_with(monkeypatch, tmp_path):
+    arrived = []
+    monkeypatch.setattr(recipe, "run", arrived.append)
+    recipes = load("own_data.py", "RECIPES")
+    for options in recipes.values():
+        marked = {name: type(value)(7) for name, value in options.items()}
+        for wanted in (options, marked):
+            own.train(recipe.main, wanted, tmp_path)
+            found = vars(arrived.pop())
+            assert {name: str(found[name]) for name in wanted} == {
+                name: str(value) for name, value in wanted.items()}
 
 
 COMPARED = {"first": (0.1, 0.0, 0.2), "second": (0.9, 0.8, 1.0), "difference": (0.8, 0.7, 0.9),

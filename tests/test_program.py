@@ -335,7 +335,7 @@ def test_a_kernel_that_says_nothing_leaves_no_time():
 def test_a_text_for_another_slice_is_refused():
     with pytest.raises(ValueError, match="for 4 chips"):
         predict(text(work("a", 1)), Box("v6e", (2, 4)))
-    with pytest.raises(ValueError, match="no scheduled program"):
+    with pytest.raises(ValueError, match="isn't a scheduled program"):
         hlo.Program("HloModule m\n")
 
 

@@ -203,7 +203,7 @@ ROWS = [
         prepare=lambda folder: (folder / "link").symlink_to("/no/where")),
     Row("a run directory below a file", "Not a directory: .*/file/run.. Set RUN_DIR",
         "run.run_dir()", env=(("RUN_DIR", "{folder}/file/run"),), prepare=a_file("file", "")),
-    Row("a run directory in nobody's home", "RUN_DIR=~nobody-here names the home of nobody",
+    Row("a run directory in nobody's home", "RUN_DIR=~nobody-here names a home folder, but nobody",
         "run.run_dir()", env=(("RUN_DIR", "~nobody-here"),)),
     Row("a predicted time without anchors",
         "no range can be given. Restore it .git checkout data/anchors",

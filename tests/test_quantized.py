@@ -1,9 +1,10 @@
-"""appendix/quantized.py: a quantised base against the unquantised one, small and abstractly."""
+"""helpers/quantized.py: a quantised base against the unquantised one, small and abstractly."""
 
 import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,8 @@ import train_driver
 from conftest import ROOT, RUN, needs_serve, page, serve
 from flax import nnx
 
-from appendix import quantized
-from helpers import gemma, merge, train, weights
+from helpers import gemma, merge, quantized, train, weights
+from helpers.run import UserError
 from tpu_time import fit
 
 pytestmark = pytest.mark.laboratory
@@ -244,24 +245,47 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
 
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "data").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")
-def test_03_trains_a_quantised_base_after_three_calls_changed(tmp_path):
-    """As 11 says, section 4: the step that was traced from shapes takes the loaded arrays."""
-    text = (ROOT / "03_train.py").read_text().partition("# ## 5. Ask again")[0]
-    changes = {
-        "gemma.abstract_base(config, mesh": 'quantized.abstract_base(config, mesh, "int8"',
-        "gemma.load_base(base, config, mesh": 'quantized.load_base(base, config, mesh, "int8"',
-        "cfg, mesh)": 'cfg, mesh, quantized.provider("int8", cfg.rank, cfg.alpha))',
-        "from helpers import answers,":
-            "from appendix import quantized\nfrom helpers import answers,",
-    }
-    for old, new in changes.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (script := tmp_path / "03_train.py").write_text(text)
+def test_03_and_04_take_a_quantised_base(tmp_path):
+    """All of 03's page, two steps; 04's merged folder then answers as the quantised model did."""
+    text = (ROOT / "03_train.py").read_text()
+    old = "TINY = train.Settings("
+    assert text.count(old) == 1
+    (script := tmp_path / "03_train.py").write_text(text.replace(old, old + 'base_dtype="int8", '))
     shutil.copytree(RUN / "data", tmp_path / "run" / "data")
     said = page(script, tmp_path / "run", PYTHONPATH=str(ROOT), MAX_STEPS="2")
     assert said.returncode == 0, said.stderr[-2_000:]
     assert "step 2/2 | validation loss" in said.stdout
+    assert "mlp.gate_proj.kernel.array.qvalue" not in said.stdout
+    assert "gate_proj.kernel.array.qvalue (160, 640)" in said.stdout, "the base was quantised"
+
+    said = page(ROOT / "04_merge.py", tmp_path / "run")
+    assert said.returncode == 0, said.stderr[-2_000:]
+    assert "the answer in 03 was the same to the letter" in said.stdout
+    merged = weights.open_model(tmp_path / "run" / "merged")
+    base = weights.open_model(ROOT / TINY)
+    name = "model.language_model.layers.0.mlp.gate_proj.weight"
+    moved = np.float32(merged[name].array()) - np.float32(base[name].array())
+    assert np.linalg.matrix_rank(moved, tol=1e-3) > 16, "merged into the rounded base"
+
+
+def test_a_storage_that_nobody_knows_is_refused_with_a_list():
+    for base_dtype in ("fp8", "int4", "BF16"):
+        with pytest.raises(UserError, match="bfloat16, int8, nf4"):
+            quantized.provider(base_dtype, 4, 8.0)
+    with pytest.raises(UserError, match="int8_products needs"):
+        quantized.provider("nf4", 4, 8.0, int8_products=True)
+
+
+def test_a_checkpoint_without_the_new_names_is_one_of_a_plain_base():
+    """Older ones have no `base_dtype`; and a changed storage is another recipe."""
+    recipe = train.recipe_of(train.Settings())
+    older = {key: value for key, value in recipe.items() if key not in train.OLDER}
+    manager = SimpleNamespace(directory="checkpoints")
+    train._same_recipe(manager, 5, older, recipe)
+    stored_as_int8 = train.recipe_of(train.Settings(base_dtype="int8"))
+    for saved, wanted in ((older, stored_as_int8), (stored_as_int8, recipe)):
+        with pytest.raises(UserError, match="base_dtype: "):
+            train._same_recipe(manager, 5, saved, wanted)
 
 
 @needs_serve

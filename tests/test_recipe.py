@@ -184,6 +184,16 @@ def test_an_answer_of_weight_0_is_read_and_not_trained(tmp_path):
     assert "One.<turn|>" in tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("empty", [[], "", None, {}], ids=str)
+def test_an_answer_without_calls_may_say_so(tmp_path, empty):
+    """Files that hold tools somewhere have an empty list in every other answer."""
+    tokenizer = chat.load_tokenizer(ASSETS)
+    plain = [ASK, ANSWER, ASK, ANSWER]
+    turns = [{**turn, "tool_calls": empty} for turn in plain]
+    chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [{"messages": turns}]), 0.0)
+    assert recipe.render(tokenizer, chats, 4096) == recipe.render(tokenizer, [plain], 4096)
+
+
 def test_what_people_write_never_becomes_a_control_token():
     tokenizer = chat.load_tokenizer(ASSETS)
     plain = [{"role": "system", "content": "Be brief."}, ASK, ANSWER, ASK, ANSWER]
@@ -237,6 +247,11 @@ def test_a_second_set_of_weights_is_refused_by_name(tmp_path):
     index.write_text(json.dumps({"weight_map": shards}))
     with pytest.raises(SystemExit, match=r"model-00001.*'model.safetensors'.* missing"):
         recipe.files_of(tmp_path)
+    for text in ("{", "[]", "{}", '{"weight_map": {}}'):
+        index.write_text(text)
+        with pytest.raises(SystemExit, match="index.json has no weight_map"):
+            recipe.files_of(tmp_path)
+    index.write_text(json.dumps({"weight_map": shards}))
     (tmp_path / "model.safetensors").rename(tmp_path / shards["a"])
     names = [path.name for path in recipe.files_of(tmp_path)]
     assert names == ["config.json", *shards.values(), "model.safetensors.index.json"]
@@ -315,6 +330,8 @@ def test_a_damaged_checkpoint_is_left_aside(tmp_path, capsys):
     assert step == 2000 and jax.tree.structure(found) == jax.tree.structure(state(0))
     for ours, wanted in zip(*map(jax.tree.leaves, (found, state(2000))), strict=True):
         assert ours.dtype == wanted.dtype and (ours == wanted).all()
+    for name in ("best.safetensors", "0.safetensors"):  # the reader's own stay as they are
+        (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "partial").write_bytes(b"killed while it was written")
     newest.write_bytes(newest.read_bytes()[:900])  # torn
     step, found = recipe.restore(tmp_path, state(0))
@@ -325,6 +342,8 @@ def test_a_damaged_checkpoint_is_left_aside(tmp_path, capsys):
     older.write_bytes(content)
     assert recipe.restore(tmp_path, state(0))[0] == 0
     assert "its bytes have changed" in capsys.readouterr().out
+    recipe.save(tmp_path, 3000, state(3000))
+    assert (tmp_path / "best.safetensors").exists() and (tmp_path / "0.safetensors").exists()
 
 
 # ── The command ──
@@ -347,6 +366,11 @@ CASES = [
     Case("assistant first", [], "no answer to train", ({"messages": [ANSWER, ASK]},)),
     Case("nothing", [], "no answer to train", ()),
     Case("too long", ["--sequence_length=8"], "within --sequence_length 8"),
+    Case("no rank", ["--rank=0"], "--rank 0 is not a number from 1 on"),
+    Case("never", ["--every=0"], "--every 0 is not"),
+    Case("no such dtype", ["--dtype=int3"], "--dtype int3: bfloat16 or float32"),
+    Case("cut data", ["--data=cut.jsonl.gz"], "end-of-stream marker"),
+    Case("pretrained base", ["--model=plain"], "plain has no chat template: take its -it model"),
     Case("no such base", ["--model", "./nowhere/at/all"], "nowhere/at/all"),
     Case("out is a file", ["--out", "chats.jsonl"], "chats.jsonl")]
 
@@ -356,6 +380,8 @@ def test_a_mistake_is_one_line_before_the_model_is_loaded(case, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
     write_rows(tmp_path / "chats.jsonl", case.rows)
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:15])
+    shutil.copytree(ASSETS, tmp_path / "plain", ignore=shutil.ignore_patterns("*.jinja"))
     with pytest.raises(SystemExit) as ended:
         recipe.main(["--model", str(ASSETS), "--out", "new", *case.options])
     assert str(ended.value).startswith("Error: ") and case.says in str(ended.value)
@@ -472,4 +498,4 @@ def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
 def test_it_is_one_file_that_can_be_copied():
     text = (ROOT / "recipe.py").read_text("utf-8")
     assert not re.search(r"^\s*(from|import) (helpers|tables|verilog|serving|tpu_time)", text, re.M)
-    assert len(text.splitlines()) <= 510
+    assert len(text.splitlines()) <= 515

@@ -177,6 +177,12 @@ def test_a_bucket_that_is_missing_or_holds_no_model_is_one_line(storage, tmp_pat
         remote.stage("./nothing/there")
 
 
+def test_a_bug_of_ours_is_not_called_a_refusal(monkeypatch):
+    monkeypatch.setattr(remote, "bucket", lambda address: (None, "x"))
+    with pytest.raises(AttributeError):
+        remote.check_writable("gs://runs/x")
+
+
 def tree(folder):
     """{path: its bytes} of all files below a folder, git's own among them."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -247,7 +247,7 @@ def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, 
     assert pip[0] == "env" and pip[pip.index("serve") - 1].endswith(".venv-serve-tpu/bin/vllm")
     assert all(command[command.index("--host") + 1] == "127.0.0.1" for command in made.values())
     for engine in ("gpu-docker", "cpu"):
-        with pytest.raises(ValueError, match=f"'int8' is not for {engine}"):
+        with pytest.raises(ValueError, match=f"'int8' isn't for {engine}"):
             commands.command(Options(engine=engine, model=MODEL, quantization="int8"))
 
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
         (replace(tpu, adapters=(f"a={adapter}",)), "merge it .* instead"),
         (replace(tpu, adapters=(f"a={adapter}",), implementation="vllm", data_parallel=2),
          "data_parallel=1"),
-        (replace(tpu, drafter="google/none"), "is no folder of a model. Download it"),
+        (replace(tpu, drafter="google/none"), "isn't the folder of a model. Download it"),
         (replace(tpu, drafter=other), "has another tokenizer than"),
     ):
         with pytest.raises(ValueError, match=words) as caught:
@@ -434,7 +434,7 @@ def test_a_number_given_to_another_process_is_left_alone(fake):
 
 
 @pytest.mark.parametrize(
-    "mode, words", [("dies", r"ended after \d+ s"), ("never", "was not healthy within 2 s")]
+    "mode, words", [("dies", r"ended after \d+ s"), ("never", "wasn't healthy within 2 s")]
 )
 def test_a_server_that_does_not_start_shows_its_last_lines_and_leaves_nothing(fake, mode, words):
     options, folder = fake
@@ -842,7 +842,7 @@ def test_no_clock_that_is_set_ends_or_prolongs_the_waiting(fake, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1e9 + next(hours))
     serving.start(replace(options, timeout=15.0), folder)
     hours = itertools.count(step=-3600.0)
-    with pytest.raises(UserError, match="not healthy within 1 s"):
+    with pytest.raises(UserError, match="wasn't healthy within 1 s"):
         serving.start(replace(options, environment=("FAKE_MODE=never",), timeout=1.0), folder)
 
 

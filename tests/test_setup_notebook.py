@@ -2,13 +2,15 @@
 
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 
 import pytest
-from conftest import files_with_secrets, never_shown, page, program
+from conftest import ROOT, files_with_secrets, never_shown, page, program
 
 from helpers import checks
+from serving import environment
 from tables import hardware
 from tables.hardware import Hardware
 
@@ -75,6 +77,19 @@ def test_no_secret_is_shown_or_is_a_word_of_a_command(tmp_path, words, dry):
             assert f'<<<"{line}$HF_TOKEN"\n' in done.stdout
         else:
             assert (tmp_path / "read").read_text() == f"{line}{secrets['HF_TOKEN']}\n"
+
+
+def test_every_secret_that_the_code_names_is_looked_for():
+    """A new one belongs into never_shown.env, else nobody would notice where it's shown."""
+    named = set()
+    for place in ("*.py", "*.sh", "*/*.py", "*/*.sh"):
+        for path in ROOT.glob(place):
+            if path.parent.name in ("tests", "runs"):
+                continue
+            form = r"[\"']([A-Z][A-Z0-9_]+)[\"']" if path.suffix == ".py" else r"\$\{?([A-Z]\w+)"
+            named.update(re.findall(form, path.read_text()))
+    secrets = set(filter(environment.is_secret, named))
+    assert {"HF_TOKEN", "VLLM_API_KEY"} <= secrets <= never_shown().keys()
 
 
 def test_a_dry_run_can_be_pasted(tmp_path):

@@ -1,10 +1,14 @@
-"""The small experiments of 02 and 04: which tokens a mask in the wrong place trains."""
+"""The small experiments of 02 and 04: what a mask in the wrong place trains, and their loop."""
 
+import jax
 import numpy as np
 import pytest
+import random_gemma
+from flax import nnx
 
 from appendix import masks, scales
-from helpers import train
+from appendix.tuning import Tuning
+from helpers import gemma, train
 
 pytestmark = pytest.mark.laboratory
 
@@ -35,3 +39,48 @@ def test_a_late_mask_stays_inside_its_example():
 
 def test_the_scales_hold_the_one_that_was_trained_and_none():
     assert {0.0, 1.0} <= set(scales.SCALES)
+
+
+# ── The loop ──
+
+def tuning_of_a_small_model():
+    """A fine-tune of two random layers on two rows of 24 tokens, always the same two."""
+    config = gemma.config_from_hf(random_gemma.SHALLOW, dtype="float32")
+    mesh = gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
+    model = gemma.gemma4.Gemma4(config, rngs=nnx.Rngs(0))
+    model = gemma.inject_lora(model, 4, 8.0, mesh, seed=1)
+    draw = np.random.default_rng(5)
+    rows = []
+    for _ in range(2):
+        rows.append(train.Batch(
+            tokens=draw.integers(1, 320, 24).astype(np.int32),
+            loss_mask=np.arange(24) > 0,  # nothing predicts the first
+            segment_ids=np.ones(24, np.int32),
+            positions=np.arange(24, dtype=np.int32)))
+    optimizer = train.make_optimizer(1e-2, 0.0, 1.0)
+    batches = train.make_dataset(rows, 1, 2, 0)
+    return Tuning(model, mesh, optimizer, train.make_loss(23), batches), rows
+
+
+def adapters_of(tuning):
+    """Copies of the adapters that its model holds."""
+    state = nnx.state(tuning.model, nnx.LoRAParam)
+    return [np.array(leaf) for leaf in jax.tree.leaves(state)]
+
+
+def test_the_loop_learns_and_goes_on_after_its_adapters_were_taken():
+    """A step uses up what it gets: what `finish` put into the model must outlive the next ones."""
+    tuning, rows = tuning_of_a_small_model()
+    exam = train.validation_batch(rows, 2, 2)
+    before = tuning.evaluate(exam)
+    tuning.run(2)
+    tuning.finish()
+    taken = adapters_of(tuning)
+    tuning.run(2)
+    for old, new in zip(taken, adapters_of(tuning), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert len(tuning.losses) == 4 and tuning.losses[0] == pytest.approx(before, rel=1e-5)
+    assert tuning.evaluate(exam) < before
+    tuning.finish()
+    last = adapters_of(tuning)
+    assert any((old != new).any() for old, new in zip(taken, last, strict=True))

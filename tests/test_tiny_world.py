@@ -30,7 +30,8 @@ from verilog.problems import Problem
 
 pytestmark = pytest.mark.laboratory
 
-ASSETS, TINY, EVAL = ROOT / "assets" / "tiny_gemma4", ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
+ASSETS = ROOT / "assets" / "tiny_gemma4"
+TINY, EVAL = ROOT / "data" / "tiny", ROOT / "data" / "tiny_eval"
 FACTS = json.loads((ASSETS / "pretrain.json").read_text())
 COMMAND = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "tb", "-o", "sim"]
 
@@ -91,8 +92,8 @@ def test_the_corpus_is_the_one_the_base_was_trained_on(corpus):
 
 def test_the_tokenizer_is_made_again_byte_for_byte(tmp_path):
     """Its texts are the corpus without bugs, so that a bug makes no piece of its own."""
-    train, vocabulary, control, pieces = load("appendix/09_tiny_base.py", "train_tokenizer", "VOCABULARY",
-                                              "CONTROL", "PIECES")
+    train, vocabulary, control, pieces = load(
+        "appendix/09_tiny_base.py", "train_tokenizer", "VOCABULARY", "CONTROL", "PIECES")
     texts = list(make.documents(20_000, bug_share=0))
     for _, row, _ in make.rows():
         texts += [row["prompt"], row["response"]]
@@ -155,8 +156,8 @@ def test_a_thousand_answers_do_what_the_python_model_says(tmp_path):
 
 
 def test_the_python_model_notices_a_wrong_module(tmp_path):
-    for number, design in enumerate([families.draw(random.Random(7), (family,))
-                                     for family in (families.adder, families.counter, families.edge)]):
+    for number, family in enumerate((families.adder, families.counter, families.edge)):
+        design = families.draw(random.Random(7), (family,))
         wrong = design.verilog().replace(" + ", " - ").replace(" & ", " | ").replace("^", "&")
         wrong = wrong if wrong != design.verilog() else design.verilog().replace(" - ", " + ")
         assert wrong != design.verilog()
@@ -171,9 +172,10 @@ def test_references_agree_with_the_python_models(tmp_path, problems):
     check_against_python(tmp_path, [design for _, design, _ in problems])
 
 
-WRONG = ((r" \+ ", " - "), (" - ", " + "), (" & ", " ^ "), (r" \| ", " & "), (r" \^ ", " | "), ("== ", "!= "),
-         (" < ", " > "), (" > ", " < "), ("<< ", ">> "), (">> ", "<< "), (r"\? ", "? ~"), ("<= 0;", "<= 1;"),
-         (r" or posedge \w+", ""), (r"(assign [^=]* =) ", r"\1 ~"), (r"(\w+ <=) (\w+;)", r"\1 ~\2"),
+WRONG = ((r" \+ ", " - "), (" - ", " + "), (" & ", " ^ "), (r" \| ", " & "), (r" \^ ", " | "),
+         ("== ", "!= "), (" < ", " > "), (" > ", " < "), ("<< ", ">> "), (">> ", "<< "),
+         (r"\? ", "? ~"), ("<= 0;", "<= 1;"), (r" or posedge \w+", ""),
+         (r"(assign [^=]* =) ", r"\1 ~"), (r"(\w+ <=) (\w+;)", r"\1 ~\2"),
          (r"(0: \w+ =) ", r"\1 ~"), (r"if \((\w+)", r"if (~\1"))
 
 
@@ -190,7 +192,10 @@ def test_testbenches_notice_wrong_modules(tmp_path, problems):
     logs = in_parallel(lambda m: simulate(
         tmp_path / f"{m[0]}-{m[1]}", test=(EVAL / f"{m[0]}_test.sv").read_text(),
         reference=(EVAL / f"{m[0]}_ref.sv").read_text(), candidate=m[2]), found)
-    survivors = [mutant for mutant, log in zip(found, logs, strict=True) if "Mismatches: 0 in" in log]
+    survivors = []
+    for mutant, log in zip(found, logs, strict=True):
+        if "Mismatches: 0 in" in log:
+            survivors.append(mutant)
     assert {mutant[0] for mutant in found} == {name for name, _, _ in problems}
     assert not survivors, survivors
 
@@ -229,7 +234,8 @@ def test_training_problems_with_testbenches_are_none_of_the_evaluation(tmp_path,
     held = {design.key for _, design, _ in problems}
     drawn = list(make.draws(300))
     assert len({text for _, _, text in drawn}) == 300 and not held & {d.key for _, d, _ in drawn}
-    for name in sorted(name.removesuffix("_ref.sv") for name in texts if name.endswith("_ref.sv"))[:8]:
+    references = sorted(name for name in texts if name.endswith("_ref.sv"))
+    for name in [name.removesuffix("_ref.sv") for name in references[:8]]:
         reference = texts[f"{name}_ref.sv"]
         log = simulate(tmp_path / name, test=texts[f"{name}_test.sv"], reference=reference,
                        candidate=reference.replace("RefModule", "TopModule"))
@@ -269,7 +275,8 @@ def test_any_unicode_comes_back(tokenizer, text):
 def test_config_has_every_structural_feature_of_the_31b():
     tiny = json.loads((ASSETS / "config.json").read_text())
     big = json.loads((ROOT / "data" / "configs" / "gemma4_31b.json").read_text())["text_config"]
-    assert tiny["architectures"] == ["Gemma4ForCausalLM"] and tiny["model_type"] == big["model_type"]
+    assert tiny["architectures"] == ["Gemma4ForCausalLM"]
+    assert tiny["model_type"] == big["model_type"]
     assert tiny["layer_types"] == big["layer_types"][:6]
     for key in ("attention_k_eq_v", "num_global_key_value_heads", "final_logit_softcapping",
                 "tie_word_embeddings", "rope_parameters", "num_kv_shared_layers", "rms_norm_eps",
@@ -279,7 +286,8 @@ def test_config_has_every_structural_feature_of_the_31b():
         assert config["num_attention_heads"] > config["num_key_value_heads"] > \
             config["num_global_key_value_heads"] == 4
         assert config["global_head_dim"] == 2 * config["head_dim"]
-        assert all(config[key] % 4 == 0 for key in ("hidden_size", "intermediate_size", "vocab_size"))
+        for key in ("hidden_size", "intermediate_size", "vocab_size"):
+            assert config[key] % 4 == 0, key
     assert tiny["sliding_window"] < 128  # shorter than the sequences it is trained on
 
 

@@ -1,5 +1,6 @@
 """tools/: notebooks are built, executed and checked; README's figure shows its table."""
 
+import json
 import shutil
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 from conftest import ROOT, program
 
 import readme_figure
+import series
 
 HEADER = """# ---
 # jupyter:
@@ -132,3 +134,16 @@ def test_readme_and_status_have_the_numbers_of_the_pages_and_tables(tmp_path):
         assert not readme_figure.write_numbers(found, copy), "tools/readme_figure.py numbers"
     assert readme_figure.write_numbers({**found, "ratio": "7 to 9"}, copy) == ["ratio"]
     assert "<!--ratio-->7 to 9<!---->" in copy.read_text()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"seconds": [], "peak_gib": 1}',
+                                  '{"seconds": {"02_data": 7}, "peak_gib": 1.5}'])
+def test_times_that_are_damaged_end_no_run(tmp_path, monkeypatch, text):
+    """They did, after a page had run for hours."""
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    (tmp_path / "times.json").write_text(text)
+    series.note_times({"03_train": 3.0}, 1.25)
+    whole = text.endswith("1.5}")
+    assert json.loads((tmp_path / "times.json").read_text()) == {
+        "seconds": {"02_data": 7, "03_train": 3.0} if whole else {"03_train": 3.0},
+        "peak_gib": 1.5 if whole else 1.25}

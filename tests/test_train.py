@@ -524,6 +524,40 @@ def test_a_checkpoint_of_an_earlier_version_has_no_digests(bfloat16, two_checkpo
     assert contents(restored(folder, bfloat16)) == contents(states[2])
 
 
+def test_a_bug_of_ours_is_not_called_damage(bfloat16, two_checkpoints, tmp_path, monkeypatch):
+    """Each whole checkpoint was left aside as "damaged", and the traceback was lost."""
+    monkeypatch.setattr(train, "_same_shapes", None)
+    with pytest.raises(TypeError):
+        restored(shutil.copytree(two_checkpoints[0], tmp_path / "whole"), bfloat16)
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("notes", [None, {}, {"recipe": []}, {"recipe": {}, "digests": [1]},
+                                   {"recipe": {}, "digests": {"adapters": "0"}}], ids=str)
+def test_notes_of_another_shape_are_damage(bfloat16, two_checkpoints, tmp_path, capsys, notes):
+    whole, states = two_checkpoints
+    folder = shutil.copytree(whole, tmp_path / "other")
+    path = folder / "2" / "_CHECKPOINT_METADATA"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"custom_metadata": notes}))
+    assert contents(restored(folder, bfloat16)) == contents(states[1])
+    assert "checkpoint 2 is damaged (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"custom_metadata": []}', '{"item_handlers": 3}'])
+def test_notes_that_orbax_cannot_open_are_one_line(two_checkpoints, tmp_path, text):
+    """It reads those of every checkpoint when it opens the folder, and 03 and 04 ended there."""
+    folder = shutil.copytree(two_checkpoints[0], tmp_path / "other")
+    (folder / "2" / "_CHECKPOINT_METADATA").write_text(text)
+    for opened in (lambda: train.open_checkpoints(folder, 1, 2).close(),
+                   lambda: merge.restore_adapters(folder, 1)):
+        try:
+            opened()
+        except UserError as error:
+            assert "is damaged, in its _CHECKPOINT_METADATA" in str(error)
+            assert len(str(error).splitlines()) == 1
+
+
 def test_no_memory_is_not_called_damage(bfloat16, two_checkpoints, tmp_path, monkeypatch):
     def full(*parts):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 2 GiB")
@@ -577,6 +611,15 @@ def test_a_damaged_line_of_the_log_is_left_out_and_said(tmp_path, capsys, line, 
     assert len(train.read_log(path)) == 5
     log.rewind(2)
     assert len(train.read_log(path)) == 3 and not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_log_of_somebody_else_is_not_emptied(tmp_path, step):
+    theirs = '{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 1.5}\n'
+    (path := tmp_path / "log.jsonl").write_text(theirs)
+    with pytest.raises(UserError, match="isn't a log of this page"):
+        train.StepLog(path, 4, 1).rewind(step)
+    assert path.read_text() == theirs
 
 
 def test_a_finished_run_whose_log_is_lost_measures_once_more(tmp_path, capsys):

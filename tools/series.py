@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import notebooks
 from budget import number_of
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from helpers import run
 from helpers.run import UserError, read_json, run_dir, size, write_json
+from tables import records
 
 
 class Stopped(BaseException):
@@ -108,14 +109,23 @@ def execute(sources: Sequence[Path]) -> None:
           f"notebooks in {notebooks.shown(run_dir('notebooks'))}")
 
 
+@dataclass(frozen=True)
+class Times:
+    """What times.json holds."""
+
+    seconds: dict[str, float]  # of each page, when it ran last
+    peak_gib: float            # the largest memory of a kernel so far
+
+
 def note_times(seconds: dict[str, float], peak: float) -> None:
     """Add the seconds of pages and the largest memory of a kernel, in GiB, to times.json."""
     path = run_dir("times.json")
-    before: dict[str, Any] = {"seconds": {}, "peak_gib": 0.0}
+    before = Times({}, 0.0)
     if path.exists():
-        before = read_json(path)
-    write_json(path, {"seconds": {**before["seconds"], **seconds},
-                      "peak_gib": round(max(before["peak_gib"], peak), 2)})
+        with contextlib.suppress(UserError, records.Misfit):  # a damaged one: begin anew
+            before = records.from_json(Times, read_json(path))
+    largest = round(max(before.peak_gib, peak), 2)
+    write_json(path, records.to_json(Times(before.seconds | seconds, largest)))
 
 
 def main(*words: str) -> None:

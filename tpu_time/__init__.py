@@ -24,13 +24,22 @@ if TYPE_CHECKING:
     from tpu_time.links import Box
     from tpu_time.report import profile, write_trace
 
-_FROM = {"band": "bands", "between": "bands", "run_cost": "fit", "will_it_fit": "fit",
-         "Box": "links", "predict": "clock", "profile": "report", "write_trace": "report"}
+_FROM = {  # the file in which each name is defined
+    "band": "bands",
+    "between": "bands",
+    "run_cost": "fit",
+    "will_it_fit": "fit",
+    "Box": "links",
+    "predict": "clock",
+    "profile": "report",
+    "write_trace": "report",
+}
 __all__ = ["Box", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
 
 
 def __getattr__(name: str) -> object:
-    """The face's names when they are asked for: only what reads a program needs NumPy."""
+    """Import one of this room's names when it's asked for: only reading a program needs NumPy."""
     if name not in _FROM:
         raise AttributeError(f"tpu_time has no {name}")
-    return getattr(importlib.import_module(f"tpu_time.{_FROM[name]}"), name)
+    module = importlib.import_module(f"tpu_time.{_FROM[name]}")
+    return getattr(module, name)

@@ -2,15 +2,17 @@
 
     .venv/bin/python -m tpu_time.anchors [NAME ...]     data/anchors/anchors.csv (08, section 9)
 
-Needs libtpu (`./setup.sh dryrun`), no TPU. Without names all rows that are not stored are made: most
-take seconds, steps of a model minutes. Programs are stated again here in the shapes, types and order
-of their sources. (Two chunk loops were also subtracted from their twins to set the links' constant,
-which they do not use.) Every row names the clock that measured it: `trace` (the device's own),
-`host` (repeated), `one call` (with dispatch) or `not said`.
+You need libtpu (`./setup.sh dryrun`), but no TPU. Without names it makes all rows that aren't
+stored yet: most take seconds, whole steps of a model take minutes.
+
+We write each program again here, with the shapes, types and order of its source. Every row names
+the clock that measured it: `trace` (the device's own), `host` (the host's, over many repetitions),
+`one call` (the host's, with dispatch) or `not said`. The two chunk loops don't use the links. But
+they were subtracted from their twins that do, and that gave the constant `links.LINK`.
 """
 
 import datetime
-import re
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -25,13 +27,17 @@ import optax
 import pandas as pd
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tpu_time import bands, clock, compiler, links
+from tpu_time import bands, clock, compiler, hlo, links
 
 RECIPES = "AI-Hypercomputer/tpu-recipes: microbenchmarks/"
 JAX_DOCS = "jax-ml/jax: docs/pallas/tpu/matmul.ipynb, XLA matmul"
 TPUCHAT = "vorushin/tpuchat: pallas/CLAUDE.md (662fcd4f), pallas/profile_breakdown.py"
-Lower = Callable[[list], jax.stages.Lowered]  # devices of a slice -> JAX's lowered program
 LOOPS = "deep-diver/tunix-accel: 01-CCE/data/mesh_pathology_tpu_v5e_synthetic/results.csv"
+
+Lower = Callable[[list], jax.stages.Lowered]  # devices of a slice -> JAX's lowered program
+Shape = tuple[int, ...]
+Cut = tuple[str | None, ...]  # the mesh's axis over which each of an array's axes is cut, or None
+Weights = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,13 @@ class Anchor:
       program: what it is, with its shapes.
       slice: Google's name of the hardware.
       milliseconds: measured.
-      clock: trace, host or one call.
+      clock: trace, host, one call or not said.
       source: repository, file, row.
-      versions: what the source says of its software; "" for nothing.
+      versions: what the source says of its software; "" if it says nothing.
       lower: devices of the slice -> JAX's lowered program; None where `seconds` is enough.
-      seconds: predicted without compiling, beside what is compiled.
+      seconds: what's predicted without compiling; it's added to what's compiled.
       options: for the compiler.
-      mesh: shape; None for all chips along the first axis.
+      mesh: its shape; None: all chips stand along the first axis.
       sets: the constant of the model that this measurement set, so that it can't test it; or "".
     """
 
@@ -65,203 +71,359 @@ class Anchor:
     sets: str = ""
 
 
-def on(devices: list, shapes: Any, shape: tuple[int, int] | None = None,
-       axes: tuple[str, str] = ("fsdp", "tp"), spec: tuple = ()) -> tuple[jax.sharding.Mesh, Any]:
-    """(mesh, the shapes placed on it): whole on every device unless a spec is given."""
-    mesh = jax.make_mesh(shape or (len(devices), 1), axes, devices=devices,
-                         axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    where = NamedSharding(mesh, PartitionSpec(*spec))
-    return mesh, jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=where), shapes)
+def mesh_of(devices: list, shape: tuple[int, int] | None = None) -> jax.sharding.Mesh:
+    """A mesh of two axes, fsdp and tp; without a shape all devices stand along the first."""
+    auto = jax.sharding.AxisType.Auto
+    return jax.make_mesh(
+        shape or (len(devices), 1),
+        ("fsdp", "tp"),
+        devices=devices,
+        axis_types=(auto, auto),
+    )
+
+
+def placed(
+    mesh: jax.sharding.Mesh,
+    sizes: Shape,
+    dtype: str,
+    cut: Cut = (),
+) -> jax.ShapeDtypeStruct:
+    """An abstract array on a mesh, whole on every device unless axes are named that cut it."""
+    sharding = NamedSharding(mesh, PartitionSpec(*cut))
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+
+# ── products and collectives ──
 
 
 def product(size: int) -> Lower:
     """A product of two square bfloat16 matrices on one chip."""
-    def lower(devices):
-        square = jax.ShapeDtypeStruct((size, size), "bfloat16")
-        _, arguments = on(devices[:1], (square, square))
-        return jax.jit(lambda a, b: a @ b).lower(*arguments)
+    def lower(devices: list) -> jax.stages.Lowered:
+        square = placed(mesh_of(devices[:1]), (size, size), "bfloat16")
+        return jax.jit(lambda a, b: a @ b).lower(square, square)
     return lower
 
 
 def psum() -> float:
     """Seconds of an all-reduce of 17,408 x 17,408 bfloat16 numbers over a v6e-256."""
     grid = links.Box("v6e", (16, 16))
-    return links.collective_time("all-reduce", 17_408**2 * 2, [list(range(256))], grid)[0]
+    everybody = list(range(256))
+    return links.collective_time("all-reduce", 17_408**2 * 2, [everybody], grid).seconds
 
 
 def ring() -> float:
     """Seconds of an all-gather of 10 MB over the 16 chips of a v5e-128's longer side."""
     grid = links.Box("v5e", (8, 16))
-    return links.collective_time("all-gather", 10_000_000, [list(range(16))], grid)[0]
+    side = list(range(16))
+    return links.collective_time("all-gather", 10_000_000, [side], grid).seconds
 
 
-def chunked_product(token_chunk: int, vocab_chunk: int, tokens: int = 8_192, width: int = 320,
-                    vocabulary: int = 262_144) -> Lower:
+def chunked_product(
+    token_chunk: int,
+    vocab_chunk: int,
+    tokens: int = 8_192,
+    width: int = 320,
+    vocabulary: int = 262_144,
+) -> Lower:
     """A projection to a vocabulary in chunks, tanh and sum of each, the same on four chips."""
-    def lower(devices):
-        mesh, arguments = on(devices, (jax.ShapeDtypeStruct((tokens, width), "bfloat16"),
-                                       jax.ShapeDtypeStruct((width, vocabulary), "bfloat16")),
-                             (2, 2))
+    def step(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        def rows(i: jax.Array, total: jax.Array) -> jax.Array:
+            corner = (i * token_chunk, 0)
+            piece = jax.lax.dynamic_slice(hidden, corner, (token_chunk, width))
 
-        def step(hidden, head):
-            def rows(i, total):
-                piece = jax.lax.dynamic_slice(hidden, (i * token_chunk, 0), (token_chunk, width))
+            def columns(j: jax.Array, total: jax.Array) -> jax.Array:
+                corner = (0, j * vocab_chunk)
+                part = jax.lax.dynamic_slice(head, corner, (width, vocab_chunk))
+                logits = (piece @ part).astype(jnp.float32)
+                return total + jnp.sum(jnp.tanh(logits)) * 1e-7
 
-                def columns(j, total):
-                    part = jax.lax.dynamic_slice(head, (0, j * vocab_chunk), (width, vocab_chunk))
-                    logits = (piece @ part).astype(jnp.float32)
-                    return total + jnp.sum(jnp.tanh(logits)) * 1e-7
-                return jax.lax.fori_loop(0, vocabulary // vocab_chunk, columns, total)
-            return jax.lax.fori_loop(0, tokens // token_chunk, rows, jnp.float32(0.0))
+            return jax.lax.fori_loop(0, vocabulary // vocab_chunk, columns, total)
+
+        return jax.lax.fori_loop(0, tokens // token_chunk, rows, jnp.float32(0.0))
+
+    def lower(devices: list) -> jax.stages.Lowered:
+        mesh = mesh_of(devices, (2, 2))
+        hidden = placed(mesh, (tokens, width), "bfloat16")
+        head = placed(mesh, (width, vocabulary), "bfloat16")
         whole = PartitionSpec()
-        return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(whole, whole), out_specs=whole,
-                                     check_vma=False)).lower(*arguments)
+        mapped = jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(whole, whole),
+            out_specs=whole,
+            check_vma=False,
+        )
+        return jax.jit(mapped).lower(hidden, head)
     return lower
 
 
-def tpuchat_loss(rows: int = 4, length: int = 2_048, width: int = 1_024, vocabulary: int = 32_768,
-                 softcap: float = 15.0) -> Lower:
+# ── tpuchat ──
+
+
+def tpuchat_loss(
+    rows: int = 4,
+    length: int = 2_048,
+    width: int = 1_024,
+    vocabulary: int = 32_768,
+    softcap: float = 15.0,
+) -> Lower:
     """tpuchat's output matrix and loss, with the gradient of their input."""
-    def lower(devices):
-        def loss(hidden, output, tokens):
-            logits = hidden @ output
-            logits = (softcap * jnp.tanh(logits / softcap))[:, :-1]
-            right = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
-            return -jnp.mean(right)
-        _, arguments = on(devices[:1], (jax.ShapeDtypeStruct((rows, length, width), "bfloat16"),
-                                        jax.ShapeDtypeStruct((width, vocabulary), "bfloat16"),
-                                        jax.ShapeDtypeStruct((rows, length), "int32")))
-        return jax.jit(jax.value_and_grad(loss)).lower(*arguments)
+    def loss(hidden: jax.Array, output: jax.Array, tokens: jax.Array) -> jax.Array:
+        logits = hidden @ output
+        logits = (softcap * jnp.tanh(logits / softcap))[:, :-1]
+        scores = jax.nn.log_softmax(logits)
+        right = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)
+        return -jnp.mean(right)
+
+    def lower(devices: list) -> jax.stages.Lowered:
+        mesh = mesh_of(devices[:1])
+        hidden = placed(mesh, (rows, length, width), "bfloat16")
+        output = placed(mesh, (width, vocabulary), "bfloat16")
+        tokens = placed(mesh, (rows, length), "int32")
+        return jax.jit(jax.value_and_grad(loss)).lower(hidden, output, tokens)
     return lower
 
 
-def tpuchat_shapes(layers: int = 8, width: int = 1_024, heads: int = 4, size: int = 256,
-                   inner: int = 3_072, vocabulary: int = 32_768) -> list[tuple[int, ...]]:
+def tpuchat_shapes(
+    layers: int = 8,
+    width: int = 1_024,
+    heads: int = 4,
+    size: int = 256,
+    inner: int = 3_072,
+    vocabulary: int = 32_768,
+) -> list[Shape]:
     """The shapes of tpuchat's 163.6 M parameters."""
-    keys = values = (width, 1, size)
-    layer = [(width, heads, size), keys, values, (heads, size, width), (width, inner),
-             (width, inner), (inner, width)]
-    return [(vocabulary, width), (width, vocabulary), *layer * layers]
+    layer: list[Shape] = [
+        (width, heads, size),  # queries
+        (width, 1, size),      # keys
+        (width, 1, size),      # values
+        (heads, size, width),
+        (width, inner),
+        (width, inner),
+        (inner, width),
+    ]
+    embedding = (vocabulary, width)
+    output = (width, vocabulary)
+    return [embedding, output, *layer * layers]
 
 
 def tpuchat_update(devices: list) -> jax.stages.Lowered:
     """One AdamW update of tpuchat's parameters in bfloat16; no argument is donated."""
-    params = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in tpuchat_shapes()]
+    mesh = mesh_of(devices[:1])
     rule = optax.adamw(1e-4, b1=0.9, b2=0.95, weight_decay=0.1)
-    _, arguments = on(devices[:1], (params, jax.eval_shape(rule.init, params), params))
-    return jax.jit(rule.update).lower(*arguments)
+    params = [placed(mesh, sizes, "bfloat16") for sizes in tpuchat_shapes()]
+    state = jax.tree.map(
+        lambda array: placed(mesh, array.shape, array.dtype),
+        jax.eval_shape(rule.init, params),
+    )
+    gradients = params  # of the same shapes
+    return jax.jit(rule.update).lower(gradients, state, params)
 
 
 def tpuchat_average(devices: list, micro_batches: int = 16) -> jax.stages.Lowered:
     """The mean of tpuchat's stacked gradients over its micro-batches."""
-    stacks = [jax.ShapeDtypeStruct((micro_batches, *shape), "bfloat16") for shape in tpuchat_shapes()]
-    _, arguments = on(devices[:1], stacks)
-    return jax.jit(lambda tree: [jnp.mean(stack, axis=0) for stack in tree]).lower(arguments)
+    mesh = mesh_of(devices[:1])
+    stacks = []
+    for sizes in tpuchat_shapes():
+        stacks.append(placed(mesh, (micro_batches, *sizes), "bfloat16"))
+
+    def mean(stacks: list[jax.Array]) -> list[jax.Array]:
+        return [jnp.mean(stack, axis=0) for stack in stacks]
+    return jax.jit(mean).lower(stacks)
 
 
-def maxtext_step(layers: int = 32, width: int = 8_192, inner: int = 28_672, heads: int = 64,
-                 vocabulary: int = 32_000, rows: int = 384, length: int = 2_048,
-                 mesh_shape: tuple[int, int] = (16, 4)) -> Lower:
-    """MaxText's 32B: a whole step of AdamW on weights cut over both axes, without attention's scores.
+# ── MaxText ──
 
-    A flash kernel carries no cycles, so the mixing of values is left out here and counted by
-    `flash`: 2 % of the step. Layers are scanned; every product is kept for the backward pass
-    (remat "minimal"), the rest is computed again.
+
+def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """RMSNorm, its sum of squares in float32."""
+    squares = jnp.square(x.astype(jnp.float32))
+    mean = jnp.mean(squares, -1, keepdims=True)
+    factor = jax.lax.rsqrt(mean + 1e-6)
+    return (x * factor.astype(x.dtype)) * scale
+
+
+@dataclass(frozen=True)
+class MaxText:
+    """MaxText's 32B: a whole step of AdamW on weights cut over both axes.
+
+    Attention's scores are left out of the program, because a flash kernel carries no cycles.
+    `attention_seconds` counts them instead: 2 % of the step. Layers are scanned. Every product is
+    kept for the backward pass (remat "minimal"), and the rest is computed again.
     """
-    def lower(devices):
-        mesh, _ = on(devices, (), mesh_shape)
 
-        def cut(array, *spec):
-            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*spec)))
+    layers: int = 32
+    width: int = 8_192
+    inner: int = 28_672
+    heads: int = 64
+    vocabulary: int = 32_000
+    rows: int = 384
+    length: int = 2_048
+    mesh: tuple[int, int] = (16, 4)
 
-        shapes = {  # name: (shape, how it is cut); the first axis of all but two is the layer
-            "embed": ((vocabulary, width), ("tp", "fsdp")),
-            "out": ((width, vocabulary), ("fsdp", "tp")),
-            "norms": ((layers, 2, width), (None, None, "tp")),
-            **{name: ((layers, width, heads, width // heads), (None, "fsdp", "tp")) for name in "qkv"},
-            "o": ((layers, heads, width // heads, width), (None, "tp", None, "fsdp")),
-            "gate": ((layers, width, inner), (None, "fsdp", "tp")),
-            "up": ((layers, width, inner), (None, "fsdp", "tp")),
-            "down": ((layers, inner, width), (None, "tp", "fsdp"))}
-        stacked = set(shapes) - {"embed", "out"}
+    @property
+    def rows_of_a_chip(self) -> int:
+        """Its share of the step's rows."""
+        fsdp, tp = self.mesh
+        return self.rows // (fsdp * tp)
 
-        def norm(x, scale):
-            size = jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), -1, keepdims=True) + 1e-6)
-            return (x * size.astype(x.dtype)) * scale
+    def attention_seconds(self, share: float = 0.5) -> float:
+        """Seconds of causal attention's seven products at a share of a v5p's peak."""
+        one_product = 2 * self.length**2 * self.width  # of a row in a layer
+        flops = 7 * one_product * self.layers * self.rows_of_a_chip / 2
+        speed = share * links.chip("v5p").flops
+        return flops / speed
 
-        def layer(x, w):
-            w = {name: one.astype(jnp.bfloat16) for name, one in w.items()}
-            h = norm(x, w["norms"][0])
-            q, k, v = (jnp.einsum("btd,dnh->btnh", h, w[name]) for name in "qkv")
-            x = cut(x + jnp.einsum("btnh,nhd->btd", cut(q + k + v, "fsdp", None, "tp"), w["o"]),
-                    "fsdp", None, "tp")
-            h = norm(x, w["norms"][1])
-            h = jax.nn.silu(h @ w["gate"]) * (h @ w["up"])
-            return cut(x + cut(h, "fsdp", None, "tp") @ w["down"], "fsdp", None, "tp"), None
+    def flops(self) -> int:
+        """FLOPs of a step on one chip as MaxText counts: three passes, attention not halved."""
+        layer = 3 * self.width * self.inner + 4 * self.width**2
+        weights = self.layers * layer + self.width * self.vocabulary
+        attention = 4 * self.length * self.width * self.layers
+        tokens = self.rows_of_a_chip * self.length
+        return 3 * tokens * (2 * weights + attention)
 
-        kept = jax.checkpoint(layer, policy=jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-                              prevent_cse=False)
+    def weights(self) -> dict[str, tuple[Shape, Cut]]:
+        """{name: (shape, how it's cut)}; the first axis of all but two is the layer."""
+        size = self.width // self.heads
+        to_heads = (self.layers, self.width, self.heads, size)
+        to_inner = (self.layers, self.width, self.inner)
+        by_columns = (None, "fsdp", "tp")
+        return {
+            "embed": ((self.vocabulary, self.width), ("tp", "fsdp")),
+            "out": ((self.width, self.vocabulary), ("fsdp", "tp")),
+            "norms": ((self.layers, 2, self.width), (None, None, "tp")),
+            "q": (to_heads, by_columns),
+            "k": (to_heads, by_columns),
+            "v": (to_heads, by_columns),
+            "o": ((self.layers, self.heads, size, self.width), (None, "tp", None, "fsdp")),
+            "gate": (to_inner, by_columns),
+            "up": (to_inner, by_columns),
+            "down": ((self.layers, self.inner, self.width), (None, "tp", "fsdp")),
+        }
 
-        def loss(w, tokens):
-            one_hot = jax.nn.one_hot(tokens, vocabulary, dtype=jnp.bfloat16)  # use_iota_embed
-            x = cut(one_hot @ w["embed"].astype(jnp.bfloat16), "fsdp", None, "tp")
-            x, _ = jax.lax.scan(kept, x, {name: w[name] for name in stacked})
-            logits = cut((x @ w["out"].astype(jnp.bfloat16)).astype(jnp.float32), "fsdp", None, "tp")
-            return optax.softmax_cross_entropy(logits, jax.nn.one_hot(tokens, vocabulary)).mean()
-
+    def lower(self, devices: list) -> jax.stages.Lowered:
+        """The step, lowered for these devices."""
+        mesh = mesh_of(devices, self.mesh)
         rule = optax.adamw(1e-4)
+        loss = self._loss(NamedSharding(mesh, PartitionSpec("fsdp", None, "tp")))
 
-        def step(w, state, tokens):
-            value, slope = jax.value_and_grad(loss)(w, tokens)
-            change, state = rule.update(slope, state, w)
-            return optax.apply_updates(w, change), state, value
+        def step(weights: Weights, state: Any, tokens: jax.Array) -> tuple:
+            value, slope = jax.value_and_grad(loss)(weights, tokens)
+            change, state = rule.update(slope, state, weights)
+            return optax.apply_updates(weights, change), state, value
 
-        def placed(shape, spec, dtype="float32"):
-            where = NamedSharding(mesh, PartitionSpec(*spec))
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+        weights = {}
+        for name, (sizes, cut) in self.weights().items():
+            weights[name] = placed(mesh, sizes, "float32", cut)
+        adam, *rest = jax.eval_shape(rule.init, weights)
+        count = placed(mesh, (), "int32")
+        state = (adam._replace(count=count, mu=weights, nu=weights), *rest)
+        tokens = placed(mesh, (self.rows, self.length), "int32", ("fsdp",))
+        return jax.jit(step, donate_argnums=(0, 1)).lower(weights, state, tokens)
 
-        w = {name: placed(*both) for name, both in shapes.items()}
-        adam, *rest = jax.eval_shape(rule.init, w)
-        state = (adam._replace(count=placed((), (), "int32"), mu=w, nu=w), *rest)
-        return jax.jit(step, donate_argnums=(0, 1)).lower(
-            w, state, placed((rows, length), ("fsdp",), "int32"))
-    return lower
+    def _loss(self, stream: NamedSharding) -> Callable[[Weights, jax.Array], jax.Array]:
+        """(weights, tokens [rows, length]) -> the mean loss.
+
+        Args:
+          stream: how the residual stream [rows, length, width] and the logits are cut.
+        """
+        def cut(array: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(array, stream)
+
+        def layer(x: jax.Array, weights: Weights) -> tuple[jax.Array, None]:
+            w = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
+            h = _norm(x, w["norms"][0])
+            q = jnp.einsum("btd,dnh->btnh", h, w["q"])
+            k = jnp.einsum("btd,dnh->btnh", h, w["k"])
+            v = jnp.einsum("btd,dnh->btnh", h, w["v"])
+            mixed = cut(q + k + v)
+            x = cut(x + jnp.einsum("btnh,nhd->btd", mixed, w["o"]))
+            h = _norm(x, w["norms"][1])
+            gate = jax.nn.silu(h @ w["gate"])
+            inner = cut(gate * (h @ w["up"]))
+            x = cut(x + inner @ w["down"])
+            return x, None
+
+        policy = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
+        kept = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+        def loss(weights: Weights, tokens: jax.Array) -> jax.Array:
+            layers = dict(weights)
+            embed = layers.pop("embed")
+            out = layers.pop("out")
+            one_hot = jax.nn.one_hot(tokens, self.vocabulary, dtype=jnp.bfloat16)  # use_iota_embed
+            x = cut(one_hot @ embed.astype(jnp.bfloat16))
+            x, _ = jax.lax.scan(kept, x, layers)
+            logits = x @ out.astype(jnp.bfloat16)
+            logits = cut(logits.astype(jnp.float32))
+            right = jax.nn.one_hot(tokens, self.vocabulary)
+            return optax.softmax_cross_entropy(logits, right).mean()
+
+        return loss
 
 
-def flash(layers: int = 32, width: int = 8_192, rows: int = 6, length: int = 2_048,
-          share: float = 0.5) -> float:
-    """Seconds of causal attention's seven products at a share of a v5p's peak."""
-    return 7 * 2 * length**2 * width * layers * rows / 2 / (share * links.chip("v5p").flops)
+# ── basic_ops.py ──
 
 
-def maxtext_flops(layers: int = 32, width: int = 8_192, inner: int = 28_672,
-                  vocabulary: int = 32_000, rows: int = 6, length: int = 2_048) -> int:
-    """FLOPs of a step on one chip as MaxText counts them: three passes, attention not halved."""
-    weights = layers * (3 * width * inner + 4 * width**2) + width * vocabulary
-    return 3 * rows * length * (2 * weights + 4 * length * width * layers)
+BIG = 32_768  # rows and columns of its matrices
+ROWS: Cut = ("x",)  # an eighth of the rows on each chip
+COLUMNS: Cut = (None, "x")
 
 
-BIG = 32_768  # rows and columns of the matrices of basic_ops.py
+@dataclass(frozen=True)
+class Operation:
+    """A program that basic_ops.py timed on a v5litepod-8.
 
+    Attributes:
+      text: what it computes.
+      function: of its arrays.
+      arrays: the shape of each, and how it's cut over the eight chips.
+      bfloat16, int8: milliseconds measured, by the type of the arrays.
+      mapped: the function gets a chip's own pieces, not the whole arrays.
+      sets: as in `Anchor`.
+    """
 
-def eight_chips(function: Callable, dtype: str, shapes: list[tuple], specs: list[tuple],
-                mapped: bool = False) -> Lower:
-    """A function of arrays that are cut over eight chips; `mapped`: of each chip's own pieces."""
-    def lower(devices):
-        mesh = jax.make_mesh((8,), ("x",), devices=devices,
-                             axis_types=(jax.sharding.AxisType.Auto,))
+    text: str
+    function: Callable
+    arrays: list[tuple[Shape, Cut]]
+    bfloat16: float
+    int8: float
+    mapped: bool = False
+    sets: str = ""
+
+    def lower(self, dtype: str, devices: list) -> jax.stages.Lowered:
+        """The program for arrays of a type, lowered for eight devices."""
+        types = (jax.sharding.AxisType.Auto,)
+        mesh = jax.make_mesh((8,), ("x",), devices=devices, axis_types=types)
         arguments = []
-        for shape, spec in zip(shapes, specs, strict=True):
-            where = NamedSharding(mesh, PartitionSpec(*spec))
-            arguments.append(jax.ShapeDtypeStruct(shape, dtype, sharding=where))
-        whole = function
-        if mapped:
-            pieces = tuple(PartitionSpec(*spec) for spec in specs)
-            whole = jax.shard_map(function, mesh=mesh, in_specs=pieces,
-                                  out_specs=PartitionSpec(), check_vma=False)
-        return jax.jit(whole).lower(*arguments)
-    return lower
+        pieces = []
+        for sizes, cut in self.arrays:
+            arguments.append(placed(mesh, sizes, dtype, cut))
+            pieces.append(PartitionSpec(*cut))
+        function = self.function
+        if self.mapped:
+            function = jax.shard_map(
+                function,
+                mesh=mesh,
+                in_specs=tuple(pieces),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )
+        return jax.jit(function).lower(*arguments)
+
+    def anchor(self, dtype: str, milliseconds: float) -> "Anchor":
+        """The measurement with arrays of one type."""
+        return Anchor(
+            program=f"{self.text}, {dtype}",
+            slice="v5e-8",
+            milliseconds=milliseconds,
+            clock="one call",
+            source="AI-Hypercomputer/jetstream-pytorch: pull request 168, benchmarks/basic_ops.py",
+            versions="August 2024, mean of five",
+            lower=functools.partial(self.lower, dtype),
+            mesh=(8, 1),
+            sets=self.sets,
+        )
 
 
 def three_ffns(x: jax.Array, gate: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
@@ -272,128 +434,252 @@ def three_ffns(x: jax.Array, gate: jax.Array, down: jax.Array, up: jax.Array) ->
     return x
 
 
-def basic_ops() -> dict[str, Anchor]:
-    """Products and collectives that basic_ops.py timed on a v5litepod-8, in two types."""
-    square, ffn = (BIG, BIG), [(8, 4_096), (4_096, 11_008), (11_008, 4_096), (4_096, 11_008)]
-    rows, columns = ("x",), (None, "x")
-    programs: dict[str, tuple] = {  # what: (text, function, shapes, specs, of each piece, ms, ms)
-        "product": (f"product of two {BIG:,} x {BIG:,} matrices on each chip", jnp.matmul,
-                    [square, square], [(), ()], False, 438.17, 186.436),
-        "columns x rows": ("the same product, each chip an eighth of the sum", jnp.matmul,
-                           [square, square], [columns, rows], False, 108.891, 54.9044),
-        "rows x rows": ("the same product, each chip an eighth of the rows of both", jnp.matmul,
-                        [square, square], [rows, rows], False, 76.6386, 38.6539),
-        "gather": (f"all-gather of a {BIG:,} x {BIG:,} matrix", lambda x: jax.lax.all_gather(x, "x"),
-                   [square], [rows], True, 68.3381, 34.4571),
-        "psum": (f"all-reduce of {BIG // 8:,} x {BIG:,} numbers", lambda x: jax.lax.psum(x, "x"),
-                 [square], [rows], True, 8.25386, 4.34715),
-        "ffn": ("three MLPs of Llama 7B for eight tokens", three_ffns, ffn,
-                [(), columns, rows, columns], True, 0.611614, 0.483992)}
-    found = {}
-    for what, (text, function, shapes, specs, mapped, *measured) in programs.items():
-        for dtype, milliseconds in zip(("bfloat16", "int8"), measured, strict=True):
-            found[f"v5e-8 {what} {dtype}"] = Anchor(
-                f"{text}, {dtype}", "v5e-8", milliseconds, "one call",
-                "AI-Hypercomputer/jetstream-pytorch: pull request 168, benchmarks/basic_ops.py",
-                "August 2024, mean of five", mesh=(8, 1),
-                lower=eight_chips(function, dtype, shapes, specs, mapped),
-                sets="links.SNAKE" if what in ("gather", "psum") else "")
-    return found
-
-
-VMEM = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
-BESIDE = dict.fromkeys(("xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-                        "xla_enable_async_collective_permute",
-                        "xla_tpu_enable_ag_backward_pipelining",
-                        "xla_tpu_enable_data_parallel_all_reduce_opt",
-                        "xla_tpu_data_parallel_opt_different_sized_ops",
-                        "xla_tpu_enable_async_collective_fusion",
-                        "xla_tpu_enable_async_collective_fusion_multiple_steps",
-                        "xla_tpu_overlap_compute_collective_tc",
-                        "xla_enable_async_all_gather"), True) | {
-    "xla_tpu_megacore_fusion_allow_ags": False}
-ANCHORS = {
-    "product 8192 v6e": Anchor(
-        "product of two 8,192 x 8,192 bfloat16 matrices, 64 MiB of on-chip memory", "v6e-1",
-        1.328756, "trace", RECIPES + "README.md", lower=product(8_192), options=VMEM),
-    "product 8192 v6e plain": Anchor(
-        "product of two 8,192 x 8,192 bfloat16 matrices", "v6e-1", 2e3 * 8_192**3 / 622e12, "host",
-        "vorushin/tpuchat: LOG.md (002800d6), ~622 TFLOP/s", lower=product(8_192)),
-    "product 4096 v5e": Anchor(
-        "product of two 4,096 x 4,096 bfloat16 matrices", "v5e-1", 0.827, "host", JAX_DOCS,
-        lower=product(4_096)),
-    "product 8192 v5e": Anchor(
-        "product of two 8,192 x 8,192 bfloat16 matrices", "v5e-1", 6.047, "host", JAX_DOCS,
-        lower=product(8_192)),
-    "psum v6e": Anchor(
-        "all-reduce of 17,408 x 17,408 bfloat16 numbers", "v6e-256", 5.12, "host",
-        RECIPES + "trillium/collectives/README.md: 235.76 GB/s, formula in "
-        "accelerator-microbenchmarks (c8db87f) benchmark_collectives.py", "jax 0.5.2",
-        seconds=psum),
-    "gather v5e": Anchor(
-        "all-gather of 10 MB over a ring of 16 chips", "v5e-128",
-        1e3 * 10e6 / (2 * 0.95 * 45e9), "not said",
-        "jax-ml/scaling-book: sharding.md, 95 % of the claimed 45 GB/s each way", seconds=ring),
-    "loop 128": Anchor(
-        "projection to 262,144 words in 2,048 chunks of 128 x 8,192, with tanh and sum", "v5e-4",
-        35.5334, "host", LOOPS + ", chunked_matmul_loop_bad", "jax 0.6.2, median of ten",
-        lower=chunked_product(128, 8_192)),
-    "loop 512": Anchor(
-        "projection to 262,144 words in 64 chunks of 512 x 65,536, with tanh and sum", "v5e-4",
-        17.1459, "host", LOOPS + ", chunked_matmul_loop_good", "jax 0.6.2, median of ten",
-        lower=chunked_product(512, 65_536)),
-    "tpuchat loss": Anchor(
-        "tpuchat: output matrix and loss of 4 x 2,048 tokens, gradient of the input", "v6e-1",
-        3.96, "one call", TPUCHAT + ": ~3.96ms", lower=tpuchat_loss()),
-    "tpuchat update": Anchor(
-        "tpuchat: one AdamW update of 163.6 M parameters", "v6e-1", 2.67, "one call",
-        TPUCHAT + ": 2.67ms", lower=tpuchat_update),
-    "tpuchat average": Anchor(
-        "tpuchat: mean of 16 gradients of 163.6 M parameters", "v6e-1", 5.84, "one call",
-        "vorushin/tpuchat: pallas/CLAUDE.md (f5e1d348), pallas/bench_gap.py: 5.84ms",
-        lower=tpuchat_average),
-    "maxtext 32b": Anchor(
-        "MaxText: a step of a 32 B model, 384 x 2,048 tokens, fsdp 16 x tp 4", "v5p-128",
-        1e3 * maxtext_flops() / 328e12, "host",
-        "AI-Hypercomputer/maxtext: MaxText/configs/v5p/32b.sh and README.md, 328 TFLOP/s a chip",
-        lower=maxtext_step(), seconds=flash, options=BESIDE, mesh=(16, 4)),
+OPERATIONS = {
+    "product": Operation(
+        text=f"product of two {BIG:,} x {BIG:,} matrices on each chip",
+        function=jnp.matmul,
+        arrays=[((BIG, BIG), ()), ((BIG, BIG), ())],
+        bfloat16=438.17,
+        int8=186.436,
+    ),
+    "columns x rows": Operation(
+        text="the same product, each chip an eighth of the sum",
+        function=jnp.matmul,
+        arrays=[((BIG, BIG), COLUMNS), ((BIG, BIG), ROWS)],
+        bfloat16=108.891,
+        int8=54.9044,
+    ),
+    "rows x rows": Operation(
+        text="the same product, each chip an eighth of the rows of both",
+        function=jnp.matmul,
+        arrays=[((BIG, BIG), ROWS), ((BIG, BIG), ROWS)],
+        bfloat16=76.6386,
+        int8=38.6539,
+    ),
+    "gather": Operation(
+        text=f"all-gather of a {BIG:,} x {BIG:,} matrix",
+        function=lambda x: jax.lax.all_gather(x, "x"),
+        arrays=[((BIG, BIG), ROWS)],
+        bfloat16=68.3381,
+        int8=34.4571,
+        mapped=True,
+        sets="links.SNAKE",
+    ),
+    "psum": Operation(
+        text=f"all-reduce of {BIG // 8:,} x {BIG:,} numbers",
+        function=lambda x: jax.lax.psum(x, "x"),
+        arrays=[((BIG, BIG), ROWS)],
+        bfloat16=8.25386,
+        int8=4.34715,
+        mapped=True,
+        sets="links.SNAKE",
+    ),
+    "ffn": Operation(
+        text="three MLPs of Llama 7B for eight tokens",
+        function=three_ffns,
+        arrays=[
+            ((8, 4_096), ()),
+            ((4_096, 11_008), COLUMNS),
+            ((11_008, 4_096), ROWS),
+            ((4_096, 11_008), COLUMNS),
+        ],
+        bfloat16=0.611614,
+        int8=0.483992,
+        mapped=True,
+    ),
 }
 
 
-ANCHORS |= basic_ops()
+# ── the anchors ──
+
+
+VMEM = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
+MAXTEXT = MaxText()
+MAXTEXT_OPTIONS = {
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_enable_async_collective_permute": True,
+    "xla_tpu_enable_ag_backward_pipelining": True,
+    "xla_tpu_enable_data_parallel_all_reduce_opt": True,
+    "xla_tpu_data_parallel_opt_different_sized_ops": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+    "xla_enable_async_all_gather": True,
+    "xla_tpu_megacore_fusion_allow_ags": False,
+}
+ANCHORS = {
+    "product 8192 v6e": Anchor(
+        program="product of two 8,192 x 8,192 bfloat16 matrices, 64 MiB of on-chip memory",
+        slice="v6e-1",
+        milliseconds=1.328756,
+        clock="trace",
+        source=RECIPES + "README.md",
+        lower=product(8_192),
+        options=VMEM,
+    ),
+    "product 8192 v6e plain": Anchor(
+        program="product of two 8,192 x 8,192 bfloat16 matrices",
+        slice="v6e-1",
+        milliseconds=2e3 * 8_192**3 / 622e12,
+        clock="host",
+        source="vorushin/tpuchat: LOG.md (002800d6), ~622 TFLOP/s",
+        lower=product(8_192),
+    ),
+    "product 4096 v5e": Anchor(
+        program="product of two 4,096 x 4,096 bfloat16 matrices",
+        slice="v5e-1",
+        milliseconds=0.827,
+        clock="host",
+        source=JAX_DOCS,
+        lower=product(4_096),
+    ),
+    "product 8192 v5e": Anchor(
+        program="product of two 8,192 x 8,192 bfloat16 matrices",
+        slice="v5e-1",
+        milliseconds=6.047,
+        clock="host",
+        source=JAX_DOCS,
+        lower=product(8_192),
+    ),
+    "psum v6e": Anchor(
+        program="all-reduce of 17,408 x 17,408 bfloat16 numbers",
+        slice="v6e-256",
+        milliseconds=5.12,
+        clock="host",
+        source=RECIPES + "trillium/collectives/README.md: 235.76 GB/s, formula in "
+                         "accelerator-microbenchmarks (c8db87f) benchmark_collectives.py",
+        versions="jax 0.5.2",
+        seconds=psum,
+    ),
+    "gather v5e": Anchor(
+        program="all-gather of 10 MB over a ring of 16 chips",
+        slice="v5e-128",
+        milliseconds=1e3 * 10e6 / (2 * 0.95 * 45e9),
+        clock="not said",
+        source="jax-ml/scaling-book: sharding.md, 95 % of the claimed 45 GB/s each way",
+        seconds=ring,
+    ),
+    "loop 128": Anchor(
+        program="projection to 262,144 words in 2,048 chunks of 128 x 8,192, with tanh and sum",
+        slice="v5e-4",
+        milliseconds=35.5334,
+        clock="host",
+        source=LOOPS + ", chunked_matmul_loop_bad",
+        versions="jax 0.6.2, median of ten",
+        lower=chunked_product(128, 8_192),
+    ),
+    "loop 512": Anchor(
+        program="projection to 262,144 words in 64 chunks of 512 x 65,536, with tanh and sum",
+        slice="v5e-4",
+        milliseconds=17.1459,
+        clock="host",
+        source=LOOPS + ", chunked_matmul_loop_good",
+        versions="jax 0.6.2, median of ten",
+        lower=chunked_product(512, 65_536),
+    ),
+    "tpuchat loss": Anchor(
+        program="tpuchat: output matrix and loss of 4 x 2,048 tokens, gradient of the input",
+        slice="v6e-1",
+        milliseconds=3.96,
+        clock="one call",
+        source=TPUCHAT + ": ~3.96ms",
+        lower=tpuchat_loss(),
+    ),
+    "tpuchat update": Anchor(
+        program="tpuchat: one AdamW update of 163.6 M parameters",
+        slice="v6e-1",
+        milliseconds=2.67,
+        clock="one call",
+        source=TPUCHAT + ": 2.67ms",
+        lower=tpuchat_update,
+    ),
+    "tpuchat average": Anchor(
+        program="tpuchat: mean of 16 gradients of 163.6 M parameters",
+        slice="v6e-1",
+        milliseconds=5.84,
+        clock="one call",
+        source="vorushin/tpuchat: pallas/CLAUDE.md (f5e1d348), pallas/bench_gap.py: 5.84ms",
+        lower=tpuchat_average,
+    ),
+    "maxtext 32b": Anchor(
+        program="MaxText: a step of a 32 B model, 384 x 2,048 tokens, fsdp 16 x tp 4",
+        slice="v5p-128",
+        milliseconds=1e3 * MAXTEXT.flops() / 328e12,
+        clock="host",
+        source="AI-Hypercomputer/maxtext: MaxText/configs/v5p/32b.sh and README.md, "
+               "328 TFLOP/s a chip",
+        lower=MAXTEXT.lower,
+        seconds=MAXTEXT.attention_seconds,
+        options=MAXTEXT_OPTIONS,
+        mesh=MAXTEXT.mesh,
+    ),
+}
+for _what, _operation in OPERATIONS.items():
+    ANCHORS[f"v5e-8 {_what} bfloat16"] = _operation.anchor("bfloat16", _operation.bfloat16)
+    ANCHORS[f"v5e-8 {_what} int8"] = _operation.anchor("int8", _operation.int8)
 TOPOLOGIES = {"v5p-128": "v5p:4x4x4"}  # of slices that nobody here rents
+
+
+# ── a row of the table ──
 
 
 def grid_of(name: str, devices: Iterable) -> links.Box:
     """The slice of an anchor as the time model sees it: partitions in the mesh's order."""
-    used = np.array([device.coords for device in devices])
-    return links.Box(name.split("-")[0], tuple(int(size) for size in used.max(axis=0) + 1),
-                     tuple(map(tuple, used.tolist())))
+    coordinates = [tuple(device.coords) for device in devices]
+    farthest = np.max(coordinates, axis=0)
+    shape = tuple(int(place) + 1 for place in farthest)
+    kind, _, _ = name.partition("-")
+    return links.Box(kind, shape, tuple(coordinates))
+
+
+def predicted_seconds(anchor: Anchor) -> float | None:
+    """What we predict of an anchor, or None if too much of its program has no known cost."""
+    seconds = anchor.seconds() if anchor.seconds else 0.0
+    if anchor.lower is None:
+        return seconds
+    topology = TOPOLOGIES.get(anchor.slice, anchor.slice)
+    devices = compiler.devices_of(topology)
+    compiled = anchor.lower(devices).compile(compiler_options=anchor.options or None)
+
+    program = hlo.Program(compiled.as_text())
+    mesh = mesh_of(devices[:program.chips], anchor.mesh)
+    grid = grid_of(anchor.slice, mesh.devices.flat)
+    prediction = clock.predict(program, grid)
+    if not prediction.trusted:
+        return None
+    return seconds + prediction.clock
 
 
 def measure(name: str) -> dict[str, str]:
     """One row of the table: an anchor compiled, predicted and put beside its measurement."""
-    anchor, start = ANCHORS[name], time.process_time()
-    seconds = anchor.seconds() if anchor.seconds else 0.0
-    if anchor.lower:
-        devices = compiler.devices_of(TOPOLOGIES.get(anchor.slice, anchor.slice))
-        program = anchor.lower(devices).compile(compiler_options=anchor.options or None)
-        text = program.as_text()
-        partitions = re.search(r"num_partitions=(\d+)", text)
-        chips = int(partitions[1]) if partitions else 1
-        mesh, _ = on(devices[:chips], (), anchor.mesh)
-        prediction = clock.predict(text, grid_of(anchor.slice, mesh.devices.flat))
-        seconds = seconds + prediction.clock if prediction.trusted else 0.0
-    measured = anchor.milliseconds
-    return {"name": name, "program": anchor.program, "slice": anchor.slice, "clock": anchor.clock,
-            "measured_ms": f"{measured:.5g}",
-            "predicted_ms": f"{1e3 * seconds:.5g}" if seconds else "",
-            "miss": f"{1e3 * seconds / measured - 1:.3f}" if seconds else "",
-            "sets": anchor.sets, "source": anchor.source, "versions": anchor.versions,
-            "options": " ".join(f"{key}={value}" for key, value in anchor.options.items()),
-            "jax": metadata.version("jax"), "libtpu": compiler.version(),
-            "compile_cpu_seconds": f"{time.process_time() - start:.0f}",
-            "date": str(datetime.date.today())}
+    anchor = ANCHORS[name]
+    start = time.process_time()
+    seconds = predicted_seconds(anchor)
+    cpu_seconds = time.process_time() - start
+
+    predicted = miss = ""
+    if seconds:
+        milliseconds = 1e3 * seconds
+        predicted = f"{milliseconds:.5g}"
+        miss = f"{milliseconds / anchor.milliseconds - 1:.3f}"
+    options = " ".join(f"{key}={value}" for key, value in anchor.options.items())
+    return {
+        "name": name,
+        "program": anchor.program,
+        "slice": anchor.slice,
+        "clock": anchor.clock,
+        "measured_ms": f"{anchor.milliseconds:.5g}",
+        "predicted_ms": predicted,
+        "miss": miss,
+        "sets": anchor.sets,
+        "source": anchor.source,
+        "versions": anchor.versions,
+        "options": options,
+        "jax": metadata.version("jax"),
+        "libtpu": compiler.version(),
+        "compile_cpu_seconds": f"{cpu_seconds:.0f}",
+        "date": str(datetime.date.today()),
+    }
 
 
 def main(names: list[str]) -> None:
@@ -402,11 +688,13 @@ def main(names: list[str]) -> None:
     compiler.register()
     for name in names or ANCHORS:
         stored = {row["name"]: row for row in bands.anchors()}
-        if names or name not in stored:
-            stored[name] = measure(name)
-            pd.DataFrame(stored.values()).to_csv(bands.ANCHORS, index=False)
-            print({key: stored[name][key] for key in ("name", "measured_ms", "predicted_ms", "miss")},
-                  flush=True)
+        if name in stored and not names:
+            continue
+        row = measure(name)
+        stored[name] = row
+        pd.DataFrame(stored.values()).to_csv(bands.ANCHORS, index=False)
+        shown = {key: row[key] for key in ("name", "measured_ms", "predicted_ms", "miss")}
+        print(shown, flush=True)
 
 
 if __name__ == "__main__":

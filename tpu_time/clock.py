@@ -9,7 +9,18 @@ from tables.errors import UserError
 from tpu_time.hlo import Program
 from tpu_time.links import COPY, Box, Transfer, box_of, collective_time, send_time
 from tpu_time.tape import (
-    About, Branches, Compute, Copy, Job, Loop, PartOf, Send, Tape, Wait, everything_is_other, read)
+    Branches,
+    Compute,
+    Copy,
+    Job,
+    Loop,
+    PartOf,
+    Send,
+    Tape,
+    Wait,
+    everything_is_other,
+    read,
+)
 
 VERSION = 4  # of these rules; a stored prediction names the one that made it
 TRUSTED = 0.02  # no time is given where more than this share of FLOPs or bytes has no known cost
@@ -61,12 +72,12 @@ class Prediction:
 
     Attributes:
       seconds: the whole, or None where too much has no known cost.
-      compute: the chip works.
-      exposed: it waits for the links.
-      copies: it waits for its own asynchronous copies.
-      clock: the sum of the three, also where it is not to be trusted.
-      unknown: of what has no known cost, the most bytes first.
-      moved: the same of what has no cycles but only moves bytes: it takes them at the HBM's speed.
+      compute: while the chip works.
+      exposed: while it waits for the links.
+      copies: while it waits for its own asynchronous copies.
+      clock: the sum of the three, also where you shouldn't trust it.
+      unknown: what has no known cost, the most bytes first.
+      moved: the same for what has no cycles but only moves bytes: we take the HBM's speed for it.
       unknown_flops, unknown_bytes: their share of the program's.
       flops, bytes: of the whole program.
       opaque: kernels and loops that say nothing about their time.
@@ -93,12 +104,12 @@ class Prediction:
 
     @property
     def trusted(self) -> bool:
-        """Is so little unknown that the time means something?"""
+        """Is so little of the program unknown that its time means something?"""
         return self.unknown_share <= TRUSTED
 
     @property
     def seconds(self) -> float | None:
-        """The whole, or None where it isn't to be trusted."""
+        """The whole, or None where you shouldn't trust it."""
         return self.clock if self.trusted else None
 
 
@@ -106,14 +117,9 @@ class Prediction:
 class Pending:
     """Something asynchronous that has been started."""
 
-    end: float
+    end: float  # seconds since the program's start
     opcode: str
-    about: dict[str, Any]  # of its events
-
-
-def _about(about: About) -> dict[str, Any]:
-    """An event's fields, from a record's."""
-    return about._asdict()
+    about: dict[str, Any]  # fields of its events
 
 
 def _job_time(job: Job, where: Box) -> Transfer:
@@ -149,7 +155,7 @@ class Clock:
     opaque: int = 0
 
     def run(self, tape: Tape, count: int = 1) -> None:
-        """One execution of a tape that is executed `count` times."""
+        """Play a tape once. It's executed `count` times, because it stands in loops."""
         for record in tape:
             match record:
                 case Compute():
@@ -171,21 +177,34 @@ class Clock:
         spec = self.where.spec
         self.flops += about.flops * count
         self.bytes += about.bytes * count
+
         seconds = (record.cycles or 0) / self.where.clock
         if not record.priced and not about.flops:
-            seconds = min(seconds, record.anywhere / (COPY * spec.bandwidth))
-        costs_something = about.flops or about.bytes  # no scalar, and not on the chip alone
-        if record.cycles is None and costs_something:
-            self._count_unpriced(record, count)
-            seconds = about.bytes / spec.bandwidth if record.moves else 0.0
-        if record.cycles is None and record.what == "tpu_custom_call":
-            self.opaque += 1
+            at_copying_speed = record.anywhere / (COPY * spec.bandwidth)
+            seconds = min(seconds, at_copying_speed)
+        if record.cycles is None:
+            costs_something = about.flops or about.bytes  # no scalar, and not on the chip alone
+            if costs_something:
+                self._count_unpriced(record, count)
+                seconds = about.bytes / spec.bandwidth if record.moves else 0.0
+            if record.what == "tpu_custom_call":
+                self.opaque += 1
+
         if seconds:
-            self.events.append(Event(record.name, record.what, "compute", self.now, seconds, count,
-                                     **_about(about)))
+            event = Event(
+                name=record.name,
+                opcode=record.what,
+                track="compute",
+                start=self.now,
+                seconds=seconds,
+                count=count,
+                **about._asdict(),
+            )
+            self.events.append(event)
             self.now += seconds
 
     def _count_unpriced(self, record: Compute, count: int) -> None:
+        """Add up an instruction without cycles: it moves bytes, or nothing is known of it."""
         table = self.moved if record.moves else self.unknown
         totals = table.setdefault(record.what, Totals(record.what))
         totals.count += count
@@ -204,7 +223,10 @@ class Clock:
                 ways += [axis + "+", axis + "-"]
             else:
                 ways.append(axis)
-        start = max([self.now, *(self.busy[way] for way in ways)])
+
+        start = self.now
+        for way in ways:
+            start = max(start, self.busy[way])
         for way in ways:
             self.busy[way] = start + seconds
         return start
@@ -222,10 +244,11 @@ class Clock:
             seconds += transfer.seconds
             links.update(transfer.links)
             size += job.bytes
+
         axes = tuple(sorted(links))
-        start = self.take_links(seconds, axes)
-        about = _about(record.about) | {"bytes": size, "axes": axes}
+        about = record.about._asdict() | {"bytes": size, "axes": axes}
         kind = record.jobs[0].kind
+        start = self.take_links(seconds, axes)
         self.events.append(Event(record.name, kind, "links", start, seconds, count, **about))
         self.pending[record.key] = Pending(start + seconds, kind, about)
         if record.role == "whole":
@@ -236,7 +259,10 @@ class Clock:
         seconds = record.bytes / self.where.spec.bandwidth
         start = self.take_links(seconds, ("HBM",))
         about: dict[str, Any] = {
-            "part": "conversions", "direction": record.direction, "bytes": record.bytes}
+            "part": "conversions",
+            "direction": record.direction,
+            "bytes": record.bytes,
+        }
         self.events.append(Event(record.name, "copy", "copies", start, seconds, count, **about))
         self.pending[record.name] = Pending(start + seconds, "copy", about)
 
@@ -245,32 +271,43 @@ class Clock:
         started = self.pending.pop(key, None)
         if started is None or started.end <= self.now:
             return
-        self.events.append(Event(name, started.opcode, "wait", self.now, started.end - self.now,
-                                 count, **started.about))
+        seconds = started.end - self.now
+        event = Event(name, started.opcode, "wait", self.now, seconds, count, **started.about)
+        self.events.append(event)
         self.now = started.end
 
     def loop(self, record: Loop, count: int) -> None:
-        """The body once, times its trips: what runs beside it doesn't reach over a turn's end."""
+        """The body once, times its trips. What runs beside it ends with its turn, we assume."""
         trips = record.trips
         if trips is None:
-            self.unknown.setdefault("while", Totals("while")).count += count
+            totals = self.unknown.setdefault("while", Totals("while"))
+            totals.count += count
             self.opaque += 1  # nothing can be said about its time
             trips = 1
         start = self.now
         self.run(record.body, count * trips)
-        self.now += (self.now - start) * (trips - 1)
+        turn = self.now - start
+        self.now += turn * (trips - 1)
 
     def branches(self, record: Branches, count: int) -> None:
         """A conditional takes as long as its longest branch."""
-        start, before = self.now, self.events
+        start = self.now
+        before = self.events
         longest: float = start
         kept: list[Event] = []
         for tape in record.tapes:
-            self.now, self.events = start, []
+            self.now = start
+            self.events = []
             self.run(tape, count)
             if self.now > longest:
-                longest, kept = self.now, self.events
-        self.now, self.events = longest, before + kept
+                longest = self.now
+                kept = self.events
+        self.now = longest
+        self.events = before + kept
+
+
+def _most_bytes_first(table: dict[str, Totals]) -> list[Totals]:
+    return sorted(table.values(), key=lambda totals: -totals.bytes)
 
 
 def _share(part: float, whole: float) -> float:
@@ -281,34 +318,47 @@ def play(tape: Tape, where: Box) -> Prediction:
     """What a tape takes on a slice."""
     clock = Clock(where)
     clock.run(tape)
-    unknown = sorted(clock.unknown.values(), key=lambda totals: -totals.bytes)
-    moved = sorted(clock.moved.values(), key=lambda totals: -totals.bytes)
-    sums: dict[str, float] = defaultdict(float)
+    compute = exposed = copies = 0.0
     for event in clock.events:
-        if event.track == "wait" and event.opcode == "copy":
-            sums["copies"] += event.seconds * event.count
-        elif event.track in ("compute", "wait"):
-            sums[event.track] += event.seconds * event.count
+        seconds = event.seconds * event.count
+        if event.track == "compute":
+            compute += seconds
+        elif event.track == "wait" and event.opcode == "copy":
+            copies += seconds
+        elif event.track == "wait":
+            exposed += seconds
+
+    unknown = _most_bytes_first(clock.unknown)
+    unknown_flops = sum(totals.flops for totals in unknown)
+    unknown_bytes = sum(totals.bytes for totals in unknown)
     return Prediction(
-        clock=clock.now, compute=sums["compute"], exposed=sums["wait"], copies=sums["copies"],
-        unknown=unknown, moved=moved,
-        unknown_flops=_share(sum(totals.flops for totals in unknown), clock.flops),
-        unknown_bytes=_share(sum(totals.bytes for totals in unknown), clock.bytes),
-        flops=clock.flops, bytes=clock.bytes, opaque=clock.opaque, events=clock.events)
+        clock=clock.now,
+        compute=compute,
+        exposed=exposed,
+        copies=copies,
+        unknown=unknown,
+        moved=_most_bytes_first(clock.moved),
+        unknown_flops=_share(unknown_flops, clock.flops),
+        unknown_bytes=_share(unknown_bytes, clock.bytes),
+        flops=clock.flops,
+        bytes=clock.bytes,
+        opaque=clock.opaque,
+        events=clock.events,
+    )
 
 
 def predict(program: Program | str, where: Box | str,
             part_of: PartOf = everything_is_other) -> Prediction:
-    """Say how long a program takes on a slice.
+    """How long a program takes on a slice.
 
     Args:
       program: a `Program`, or the text of one.
-      where: a `Box`, or Google's name of one that is in the table: "v5p-8".
+      where: a `Box`, or Google's name of a slice in our table, such as "v5p-8".
       part_of: as for `read`.
 
     Raises:
-      UserError: the program is not for so many chips, or there's no such slice.
-      ValueError: the text is no scheduled program.
+      UserError: the program is for another number of chips, or there's no such slice.
+      ValueError: the text isn't a scheduled program.
     """
     if isinstance(program, str):
         program = Program(program)

@@ -22,10 +22,14 @@ PLATFORM = "tpu_compiler"
 
 def find() -> str:
     """The library's path, or an empty string: TPU_LIBRARY_PATH, .libtpu/, or an installed wheel."""
-    places = [os.environ.get("TPU_LIBRARY_PATH", ""), str(ROOT / ".libtpu/libtpu/libtpu.so")]
+    places = [
+        os.environ.get("TPU_LIBRARY_PATH", ""),
+        str(ROOT / ".libtpu/libtpu/libtpu.so"),
+    ]
     wheel = importlib.util.find_spec("libtpu")
     if wheel:
-        places += [f"{folder}/libtpu.so" for folder in wheel.submodule_search_locations or ()]
+        for folder in wheel.submodule_search_locations or ():
+            places.append(f"{folder}/libtpu.so")
     for place in places:
         if place and Path(place).is_file():
             return str(Path(place).resolve())
@@ -35,24 +39,29 @@ def find() -> str:
 def start() -> str:
     """Set what libtpu and JAX read when they start; returns the library's path, "" if none is here.
 
-    Where the library is, what to take this machine for, not to ask the cloud about it, and that two
-    processes may load it at once: its lock guards a chip, and there is none.
+    We tell them where the library is, what machine to take this one for, and not to ask the cloud
+    about it. Two processes may load the library at once: its lock guards a chip, and there's none.
     """
     library = find()
     if library:
-        os.environ |= {"TPU_LIBRARY_PATH": library, "JAX_PLATFORMS": f"{PLATFORM},cpu",
-                       "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8",
-                       "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
-                       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        os.environ |= {
+            "TPU_LIBRARY_PATH": library,
+            "JAX_PLATFORMS": f"{PLATFORM},cpu",
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_ACCELERATOR_TYPE": "v5p-8",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        }
     return library
 
 
 @functools.cache
 def register() -> None:
-    """Make devices that nobody owns JAX's first backend; what is computed stays on the CPU.
+    """Make devices that nobody owns JAX's first backend; computing itself stays on the CPU.
 
-    Tunix asks `jax.devices()` for its platform and leaves its sharding constraints out on a CPU.
-    With this it traces the program that a TPU would get.
+    Tunix asks `jax.devices()` for its platform, and on a CPU it leaves its sharding constraints
+    out. With this it traces the program that a TPU would get.
     """
     import jax
     from jax.extend.backend import register_backend_factory
@@ -63,38 +72,34 @@ def register() -> None:
 def devices_of(name: str) -> list:
     """The devices of a slice ("v5p-8") or a topology ("v5p:4x4x4"), for compiling only."""
     from jax.experimental import topologies
-    if ":" in name:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-    piece = SLICES[name]
-    options = {"chips_per_host_bounds": (1, 1, 1)} if piece.chips == 1 else {}
-    return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{piece.kind}:{piece.topology}", **options).devices
+    options = {}
+    if ":" not in name:
+        piece = SLICES[name]
+        name = f"{piece.kind}:{piece.topology}"
+        if piece.chips == 1:
+            options = {"chips_per_host_bounds": (1, 1, 1)}
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    return topology.devices
 
 
 def planned(lower: Callable) -> float:
     """GiB of one chip that XLA plans for a program, in a tenth of a compilation's time.
 
-    XLA writes its memory report when all buffers have places and no code is generated yet, which is
-    nine tenths of the work. So a child process compiles and ends when the report is there. Comes
-    before this process has started a device; a program that does not fit has a report, too. The sum
-    of a whole compilation is up to 11 % larger (v5e-8, v6e-8).
+    XLA writes its memory report once all buffers have their places. Generating the code comes
+    after that, and it's nine tenths of the work. So a child process compiles, and ends as soon as
+    the report is there. Call this before this process has started a device. A program that doesn't
+    fit has a report as well. The sum of a whole compilation is up to 11 % larger (compiled for
+    v5e-8 and v6e-8).
 
     Args:
-      lower: makes the lowered program, in the child.
+      lower: makes the lowered program; it's called in the child.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         child = os.fork()
         if child == 0:
-            def leave():  # this file comes after the report
-                while not list(folder.glob("*after_optimizations_after_buffer_assignment*")):
-                    time.sleep(0.2)
-                os._exit(0)
             try:
-                register()
-                lowered = lower()
-                threading.Thread(target=leave, daemon=True).start()
-                lowered.compile(compiler_options={"xla_dump_to": name})
+                _compile_until_reported(lower, folder)
             finally:
                 os._exit(1)
         os.waitpid(child, 0)
@@ -104,7 +109,23 @@ def planned(lower: Callable) -> float:
     return int(total) / 2**30
 
 
+def _compile_until_reported(lower: Callable, folder: Path) -> None:
+    """Compile, let XLA write its reports into a folder, and end this process once they're there."""
+    def leave() -> None:
+        after_the_report = "*after_optimizations_after_buffer_assignment*"
+        while not list(folder.glob(after_the_report)):
+            time.sleep(0.2)
+        os._exit(0)
+
+    register()
+    lowered = lower()
+    threading.Thread(target=leave, daemon=True).start()
+    lowered.compile(compiler_options={"xla_dump_to": str(folder)})
+
+
 def version() -> str:
     """The library's version: of the wheel beside it, or "unknown"."""
-    wheel = next(Path(find()).parent.parent.glob("libtpu-*.dist-info"), Path("libtpu-unknown"))
-    return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
+    packages = Path(find()).parent.parent
+    for wheel in packages.glob("libtpu-*.dist-info"):
+        return wheel.name.removeprefix("libtpu-").removesuffix(".dist-info")
+    return "unknown"

@@ -1,8 +1,8 @@
 """A compiled program's text: its instructions, what they compute and move, and what made them.
 
-`compiled.as_text()` is XLA's *scheduled* program: instructions in the order in which a chip runs
-them, most with the back end's own count of cycles, collectives with their sizes and groups. This
-file reads that text and knows nothing of time.
+`compiled.as_text()` is XLA's *scheduled* program. It lists the instructions in the order in which a
+chip runs them. Most have the back end's own count of cycles, and collectives have their sizes and
+groups. This file reads that text and knows nothing about time.
 """
 
 import math
@@ -14,10 +14,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-BITS = {"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4, "token": 0, "opaque": 0,
-        "bf16": 16, "f16": 16, "c64": 64, "c128": 128}
+# Bits of a number, by its type's name; any other type has them in its name (f32, s8, f8e4m3fn).
+BITS = {
+    "pred": 8,
+    "s2": 2,
+    "u2": 2,
+    "s4": 4,
+    "u4": 4,
+    "f4e2m1fn": 4,
+    "token": 0,
+    "opaque": 0,
+    "bf16": 16,
+    "f16": 16,
+    "c64": 64,
+    "c128": 128,
+}
 INT8 = ("s8", "u8", "s4", "u4")  # what the matrix units multiply at the int8 rate
 ARRAY = re.compile(r"(\w+)\[([\d,<= ]*)\](?:\{([^}]*)\})?")
+MEMORY = re.compile(r"S\((\d+)\)")  # of an array, in its layout
 NAMES = re.compile(r"%([\w.\-]+)")
 JAX_NAME = re.compile(r"jit\(|pjit\(")
 PARENTHESES = re.compile(r"[()]")
@@ -26,18 +40,26 @@ LOOKUPS = ("gather", "dynamic-slice", "slice")
 PRODUCTS = ("convolution", "dot")  # XLA writes most products on a TPU as convolutions
 NEAR = 16  # instructions to look at for a JAX name
 DEEP = 200  # calls in a stack, at most
+Pattern = str | re.Pattern
 
 
-def match_of(pattern: str | re.Pattern, text: str) -> re.Match:
-    """Where a pattern stands in a text that must hold it.
+def match_of(pattern: Pattern, text: str) -> re.Match:
+    """The match of a pattern in a text that must hold it.
 
     Raises:
-      ValueError: it doesn't, so the text is in a notation that isn't known here.
+      ValueError: it doesn't, so the text is in a notation that we don't know.
     """
     match = re.search(pattern, text)
     if match is None:
-        raise ValueError(f"no {getattr(pattern, 'pattern', pattern)} in {text[:80]!r}")
+        shown = getattr(pattern, "pattern", pattern)
+        raise ValueError(f"no {shown} in {text[:80]!r}")
     return match
+
+
+def number_in(text: str, pattern: Pattern) -> int | None:
+    """The number that a pattern's first group finds in a text; None if it finds nothing."""
+    match = re.search(pattern, text)
+    return int(match[1]) if match else None
 
 
 class Array(NamedTuple):
@@ -49,7 +71,7 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Without padding."""
+        """What the array's numbers take, without the padding of its layout."""
         if self.dtype in BITS:
             bits = BITS[self.dtype]
         else:
@@ -61,18 +83,21 @@ def arrays(shape: str) -> list[Array]:
     """The arrays of a shape's text, in order."""
     listed = []
     for dtype, sizes, layout in ARRAY.findall(shape):
-        memory = re.search(r"S\((\d+)\)", layout)
         extents = [int(size.strip("<= ")) for size in sizes.split(",") if size]
-        listed.append(Array(dtype, tuple(extents), int(memory[1]) if memory else 0))
+        elsewhere = MEMORY.search(layout)
+        memory = int(elsewhere[1]) if elsewhere else 0
+        listed.append(Array(dtype, tuple(extents), memory))
     return listed
 
 
 def each_bytes(shape: str, hbm_only: bool = False) -> list[int]:
-    """Bytes array by array; on request 0 for those that aren't in HBM."""
+    """Bytes of each array in a shape's text; on request 0 for those that aren't in HBM."""
     listed = []
     for array in arrays(shape):
-        elsewhere = hbm_only and array.memory != 0
-        listed.append(0 if elsewhere else array.bytes)
+        if hbm_only and array.memory != 0:
+            listed.append(0)
+        else:
+            listed.append(array.bytes)
     return listed
 
 
@@ -88,10 +113,12 @@ def written(shape: str) -> str:
     """
     if not shape.startswith("(("):
         return match_of(ARRAY, shape)[0]
-    rest = shape[_closing(shape, 1) + 1:].lstrip(", ")
-    if rest.startswith("("):
-        return rest[:_closing(rest, 0) + 1]
-    return match_of(ARRAY, rest)[0]
+    end_of_operands = _closing(shape, 1) + 1
+    result = shape[end_of_operands:].lstrip(", ")
+    if result.startswith("("):  # several arrays
+        end = _closing(result, 0) + 1
+        return result[:end]
+    return match_of(ARRAY, result)[0]
 
 
 def _closing(text: str, start: int) -> int:
@@ -123,18 +150,21 @@ class Instruction:
         match = re.search(pattern, self.rest)
         return match[1] if match else None
 
+    def reference(self, word: str) -> str | None:
+        """The computation that an attribute names: "sum" for the word `calls` in `calls=%sum`."""
+        return self.attribute(word + r"=%([\w.\-]+)")
+
     @property
     def cycles(self) -> int | None:
         """The back end's own count, or None."""
-        match = CYCLES.search(self.rest)
-        return int(match[1]) if match else None
+        return number_in(self.rest, CYCLES)
 
     @property
     def called(self) -> str | None:
         """The computation that a fusion or an asynchronous start calls, or None."""
         # (An all-reduce has a to_apply, too: how two numbers are added.)
         word = "to_apply" if self.opcode == "call-start" else "calls"
-        return self.attribute(word + r"=%([\w.\-]+)")
+        return self.reference(word)
 
     @property
     def op_name(self) -> str:
@@ -145,11 +175,20 @@ class Instruction:
 def read_instruction(line: str) -> Instruction:
     """An instruction from its line of text."""
     name, _, text = line.strip().removeprefix("ROOT ").partition(" = ")
-    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
-    opening = text.index("(", end)
+    if text.startswith("("):  # several arrays
+        end_of_shape = _closing(text, 0) + 1
+    else:
+        end_of_shape = text.index(" ")
+    opening = text.index("(", end_of_shape)
     closing = _closing(text, opening)
-    return Instruction(name.removeprefix("%"), text[:end], text[end:opening].strip(),
-                       text[opening + 1:closing], text[closing + 1:])
+
+    return Instruction(
+        name.removeprefix("%"),
+        text[:end_of_shape],
+        text[end_of_shape:opening].strip(),
+        text[opening + 1:closing],
+        text[closing + 1:],
+    )
 
 
 class Place(NamedTuple):
@@ -167,7 +206,16 @@ class Work(NamedTuple):
     int8: int  # those of them that multiply int8 or int4 numbers
 
 
-Tables = dict[str, dict[int, str]]
+class Frame(NamedTuple):
+    """One frame of XLA's table of stacks."""
+
+    place: Place
+    caller: int  # number of the caller's frame
+
+
+Tables = dict[str, dict[int, str]]  # XLA's tables of source lines: {title: {number: its text}}
+Neighbours = dict[str, list[Instruction]]  # {an instruction's name: those beside it}
+UNKNOWN = -1  # a number that no row of XLA's tables has
 
 
 class Program:
@@ -175,39 +223,45 @@ class Program:
 
     Attributes:
       computations: {name: its instructions, in the order in which a chip runs them}.
-      entry: the name of the one that runs first.
+      entry: the name of the computation that runs first.
       shapes: {computation: {instruction: its shape's text}}.
-      chips: that the program is for.
+      chips: how many chips the program is for.
 
     Args:
       text: `compiled.as_text()`.
 
     Raises:
-      ValueError: the text holds no scheduled program.
+      ValueError: the text isn't a scheduled program.
     """
 
     def __init__(self, text: str) -> None:
         header = text.split("\n", 1)[0]
         if "is_scheduled=true" not in header:
-            raise ValueError("the text is no scheduled program: compiled.as_text() gives one")
+            raise ValueError("the text isn't a scheduled program: compiled.as_text() gives one")
+        self.chips = number_in(header, r"num_partitions=(\d+)") or 1
         self.computations: dict[str, list[Instruction]] = {}
         self.entry = ""
         tables = self._read_lines(text.split("\n"))
         if not self.entry:
             raise ValueError("the text has no ENTRY computation")
-        chips = re.search(r"num_partitions=(\d+)", header)
-        self.chips = int(chips[1]) if chips else 1
+
         self.shapes: dict[str, dict[str, str]] = {}
         for name, lines in self.computations.items():
             self.shapes[name] = {line.name: line.shape for line in lines}
         self._frames = _read_frames(tables)
+
+        # Filled when they're first asked for, both by the name of a computation.
         self._work: dict[str, Work] = {}
-        self._neighbours: dict[str, tuple[dict, dict]] = {}
+        self._neighbours: dict[str, tuple[Neighbours, Neighbours]] = {}
 
     def _read_lines(self, text: list[str]) -> Tables:
         """Fill `computations` and `entry`; returns the tables of source lines behind them."""
-        tables: Tables = {"FileNames": {}, "FunctionNames": {}, "FileLocations": {},
-                          "StackFrames": {}}
+        tables: Tables = {
+            "FileNames": {},
+            "FunctionNames": {},
+            "FileLocations": {},
+            "StackFrames": {},
+        }
         lines: list[Instruction] | None = None
         table: dict[int, str] | None = None
         for line in text:
@@ -216,7 +270,8 @@ class Program:
                     lines.append(read_instruction(line))
             elif line.endswith("{") and line.startswith(("%", "ENTRY ")):
                 name = match_of(NAMES, line)[1]
-                lines = self.computations[name] = []
+                lines = []
+                self.computations[name] = lines
                 if line.startswith("ENTRY "):
                     self.entry = name
             elif line.startswith("}"):
@@ -232,40 +287,58 @@ class Program:
 
     def stack(self, instruction: Instruction) -> list[Place]:
         """The calls that made an instruction, innermost first."""
-        number = int(instruction.attribute(r"stack_frame_id=(\d+)") or 0)
+        number = number_in(instruction.rest, r"stack_frame_id=(\d+)") or 0
         places: list[Place] = []
         while number in self._frames and len(places) < DEEP:
-            place, number = self._frames[number]
-            places.append(place)
+            frame = self._frames[number]
+            places.append(frame.place)
+            number = frame.caller
         return places
 
     def named(self, line: Instruction, computation: str) -> Instruction:
         """The instruction itself, one inside it, or the nearest user or maker, with a JAX name."""
-        users, makers = self._users_and_makers(computation)
-        for neighbours in (users, makers):
-            queue = [line]
-            for candidate in queue:  # the nearest first; a few steps are enough
-                inner = list(self.inner(candidate.called)) if candidate.called else []
-                known = [named for named in (*inner, candidate) if JAX_NAME.match(named.op_name)]
-                if known:
-                    return known[-1]
-                if len(queue) < NEAR and candidate.opcode != "tuple":
-                    queue += neighbours.get(candidate.name, [])
+        for neighbours in self._users_and_makers(computation):
+            nearest = self._nearest_named(line, neighbours)
+            if nearest is not None:
+                return nearest
         return line
 
-    def _users_and_makers(self, computation: str) -> tuple[dict, dict]:
-        """Two tables {instruction: instructions}: who uses its result, who makes its operands."""
-        if computation not in self._neighbours:
-            lines = self.computations[computation]
-            by_name = {line.name: line for line in lines}
-            users: dict[str, list[Instruction]] = defaultdict(list)
-            makers: dict[str, list[Instruction]] = {}
-            for line in lines:
-                makers[line.name] = [by_name[name] for name in line.operands if name in by_name]
-                for name in line.operands:
-                    users[name].append(line)
-            self._neighbours[computation] = users, makers
-        return self._neighbours[computation]
+    def _nearest_named(self, line: Instruction, neighbours: Neighbours) -> Instruction | None:
+        """The instruction with a JAX name to which the way over neighbours is shortest, or None."""
+        queue = [line]
+        for candidate in queue:  # it grows meanwhile; the nearest come first
+            named = self._named_inside(candidate)
+            if named is not None:
+                return named
+            if len(queue) < NEAR and candidate.opcode != "tuple":
+                queue += neighbours.get(candidate.name, [])
+        return None
+
+    def _named_inside(self, line: Instruction) -> Instruction | None:
+        """An instruction that has a JAX name, else the last with one inside it, or None."""
+        if JAX_NAME.match(line.op_name):
+            return line
+        last = None
+        for inner in self.inner(line.called):
+            if JAX_NAME.match(inner.op_name):
+                last = inner
+        return last
+
+    def _users_and_makers(self, computation: str) -> tuple[Neighbours, Neighbours]:
+        """Who uses an instruction's result, and who makes its operands."""
+        if computation in self._neighbours:
+            return self._neighbours[computation]
+        lines = self.computations[computation]
+        by_name = {line.name: line for line in lines}
+        users: Neighbours = defaultdict(list)
+        makers: Neighbours = defaultdict(list)
+        for line in lines:
+            for name in line.operands:
+                users[name].append(line)
+                if name in by_name:
+                    makers[line.name].append(by_name[name])
+        self._neighbours[computation] = users, makers
+        return users, makers
 
     def inner(self, name: str | None) -> Iterator[Instruction]:
         """All instructions of a computation and of what it calls."""
@@ -279,59 +352,67 @@ class Program:
     def work(self, line: Instruction, computation: str) -> Work:
         """Operations of the products in an instruction and in what it calls."""
         if line.opcode in PRODUCTS:
-            shapes = self.shapes[computation]
-            left, right = (shapes.get(name, "") for name in line.operands[:2])
-            flops = _product_flops(line, left, right)
-            operand = arrays(left)
-            is_int8 = bool(operand) and operand[0].dtype in INT8
-            return Work(flops, flops if is_int8 else 0)
-        if not line.called:
-            return Work(0, 0)
-        if line.called not in self._work:
+            return _product_work(line, self.shapes[computation])
+        name = line.called
+        if not name:
+            return Work(flops=0, int8=0)
+        if name not in self._work:
             flops = int8 = 0
-            for inner in self.computations.get(line.called, ()):
-                part = self.work(inner, line.called)
+            for inner in self.computations.get(name, ()):
+                part = self.work(inner, name)
                 flops += part.flops
                 int8 += part.int8
-            self._work[line.called] = Work(flops, int8)
-        return self._work[line.called]
+            self._work[name] = Work(flops, int8)
+        return self._work[name]
 
     def moved_bytes(self, line: Instruction, computation: str, hbm_only: bool = True) -> float:
         """Bytes that an instruction reads from HBM and writes to it, or from and to any memory.
 
-        Of an operand that is only looked up or sliced counts what is read, of an array that is
-        updated in place what is written.
+        Where an operand is only looked up or sliced, what's read of it counts. Where an array is
+        updated in place, what's written into it counts.
         """
         shapes = self.shapes[computation]
-        read: list[float] = [bytes_of(shapes.get(name, ""), hbm_only) for name in line.operands]
-        result: float = bytes_of(line.shape, hbm_only)
-        if (line.called or "").startswith("async_collective_fusion"):
+        read: list[float] = []  # operand by operand
+        for name in line.operands:
+            read.append(bytes_of(shapes.get(name, ""), hbm_only))
+        called = line.called or ""
+        if called.startswith("async_collective_fusion"):
             return self._own_bytes(line, read)
+
+        result: float = bytes_of(line.shape, hbm_only)
         if line.opcode in LOOKUPS:
             read[0] = min(read[0], bytes_of(line.shape))
         elif line.opcode == "dynamic-update-slice":
             result = min(result, read[1])
             read[0] = 0
-        elif line.called and any(read):
-            for place, size in enumerate(read):
-                if size:
-                    read[place] = min(size, self._read_inside(line.called, place))
-            update = self._updated_inside(line.called)
+        elif called and any(read):
+            self._lower_to_what_is_read(called, read)
+            update = self._updated_inside(called)
             if update:
                 place, size = update
                 read[place] = 0
                 result = min(result, size)
         return sum(read) + result
 
+    def _lower_to_what_is_read(self, name: str, sizes: list[float]) -> None:
+        """Lower the operands' bytes, in place, to what a fused computation reads of each."""
+        for place, size in enumerate(sizes):
+            if size:
+                sizes[place] = min(size, self._read_inside(name, place))
+
     def _updated_inside(self, name: str) -> tuple[int, int] | None:
         """(number of the parameter that a fusion updates in place, bytes it writes), or None."""
         lines = self.computations.get(name)
-        if not lines or lines[-1].opcode != "dynamic-update-slice":
+        if not lines:
             return None
-        target, update = lines[-1].operands[:2]
+        root = lines[-1]
+        if root.opcode != "dynamic-update-slice":
+            return None
+        target, update = root.operands[:2]
         for line in lines:
             if line.opcode == "parameter" and line.name == target:
-                return int(line.inside), bytes_of(self.shapes[name][update])
+                size = bytes_of(self.shapes[name][update])
+                return int(line.inside), size
         return None
 
     def _own_bytes(self, line: Instruction, read: list[float]) -> float:
@@ -340,11 +421,13 @@ class Program:
         XLA hands them in and out as the same memory (`output_to_operand_aliasing`).
         """
         aliases = line.attribute(r"output_to_operand_aliasing=\{(.*?\))\}") or ""
-        total: float = 0
-        handed_in, handed_out = set(), set()
+        handed_in = set()
+        handed_out = set()
         for out, place in re.findall(r"\{(\d*)\}: \((\d+),", aliases):
             handed_out.add(int(out or 0))
             handed_in.add(int(place))
+
+        total: float = 0
         for place, size in enumerate(read):
             if place not in handed_in:
                 total += size
@@ -358,11 +441,13 @@ class Program:
         if name not in self.computations:
             return math.inf
         lines = self.computations[name]
+        number = str(place)
         parameter = None
         for line in lines:
-            if line.opcode == "parameter" and line.inside == str(place):
+            if line.opcode == "parameter" and line.inside == number:
                 parameter = line.name
                 break
+
         total = 0
         for line in lines:
             if parameter not in line.operands:
@@ -374,39 +459,64 @@ class Program:
 
     def trips(self, line: Instruction) -> int | None:
         """How often the body of a while loop runs, or None if the text doesn't say."""
-        known = line.attribute(r'"known_trip_count":\{"n":"?(\d+)')
-        if known:
-            return int(known)
+        known = number_in(line.rest, r'"known_trip_count":\{"n":"?(\d+)')
+        if known is not None:
+            return known
         counts_up = False
         limits = []
-        for inner in self.inner(line.attribute(r"condition=%([\w.\-]+)")):
+        for inner in self.inner(line.reference("condition")):
             if inner.opcode == "compare" and "direction=LT" in inner.rest:
                 counts_up = True
             if inner.opcode == "constant" and inner.shape.startswith(("s32[]", "u32[]")):
                 limits.append(inner.inside)
-        return int(limits[0]) if counts_up and len(limits) == 1 else None
+        if counts_up and len(limits) == 1:
+            return int(limits[0])
+        return None
+
+
+# ── XLA's tables of source lines ──
 
 
 def _numbers(text: str) -> dict[str, int]:
     """`a=1 b=2` as a dict."""
-    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}
+    pairs = re.findall(r"(\w+)=(\d+)", text)
+    return {name: int(value) for name, value in pairs}
 
 
-def _read_frames(tables: Tables) -> dict[int, tuple[Place, int]]:
-    """{number of a stack frame: (its place, the number of its caller's frame)}."""
+def _read_places(tables: Tables) -> dict[int, Place]:
+    """{number of a file location: its place}."""
     places = {}
     for key, text in tables["FileLocations"].items():
         entry = _numbers(text)
-        file = tables["FileNames"].get(entry.get("file_name_id", -1), "")
-        function = tables["FunctionNames"].get(entry.get("function_name_id", -1), "")
-        places[key] = Place(file.strip('"'), function.strip('"'), entry.get("line", 0))
-    entries = {key: _numbers(text) for key, text in tables["StackFrames"].items()}
+        file_number = entry.get("file_name_id", UNKNOWN)
+        function_number = entry.get("function_name_id", UNKNOWN)
+        file = tables["FileNames"].get(file_number, "")
+        function = tables["FunctionNames"].get(function_number, "")
+        places[key] = Place(
+            file=file.strip('"'),
+            function=function.strip('"'),
+            line=entry.get("line", 0),
+        )
+    return places
+
+
+def _read_frames(tables: Tables) -> dict[int, Frame]:
+    """{number of a stack frame: the frame}."""
+    places = _read_places(tables)
+    nowhere = Place("", "", 0)
+    entries = {}
+    for key, text in tables["StackFrames"].items():
+        entries[key] = _numbers(text)
+
     # Frame 1 has no parent. XLA prints "parent 1" for it: one more than the parent's number.
-    shift = 1 if entries.get(1, {}).get("parent_frame_id", 0) == 1 else 0
+    first = entries.get(1, {})
+    shift = 1 if first.get("parent_frame_id", 0) == 1 else 0
+
     frames = {}
     for key, entry in entries.items():
-        place = places.get(entry.get("file_location_id", -1), Place("", "", 0))
-        frames[key] = place, entry.get("parent_frame_id", 0) - shift
+        location = entry.get("file_location_id", UNKNOWN)
+        caller = entry.get("parent_frame_id", 0) - shift
+        frames[key] = Frame(places.get(location, nowhere), caller)
     return frames
 
 
@@ -418,53 +528,118 @@ class Tap(NamedTuple):
 
     size: int
     stride: int
-    before: int  # padding
-    wide: int  # dilation of the left operand
-    far: int  # dilation of the right operand
+    padding: int  # before the first number
+    left_dilation: int  # places from one number of the left operand to the next
+    right_dilation: int  # places from one number of the window to the next
 
 
 def _window(line: Instruction, count: int) -> list[Tap]:
     """The window of a convolution, dimension by dimension."""
     text = line.attribute(r"window=\{([^}]*)\}") or ""
-    given = dict(part.split("=") for part in text.split())
+    sizes = _by_dimension(text, "size", 1, count)
+    strides = _by_dimension(text, "stride", 1, count)
+    paddings = _by_dimension(text, "pad", 0, count)
+    left_dilations = _by_dimension(text, "lhs_dilate", 1, count)
+    right_dilations = _by_dimension(text, "rhs_dilate", 1, count)
 
-    def values(name: str, default: str) -> list[str]:
-        return given[name].split("x") if name in given else [default] * count
-
-    sizes, strides, pads = values("size", "1"), values("stride", "1"), values("pad", "0_0")
-    wide, far = values("lhs_dilate", "1"), values("rhs_dilate", "1")
     window = []
-    for place in range(count):
-        before = pads[place].split("_")[0]
-        window.append(Tap(int(sizes[place]), int(strides[place]), int(before), int(wide[place]),
-                          int(far[place])))
+    for dimension in range(count):
+        tap = Tap(
+            size=sizes[dimension],
+            stride=strides[dimension],
+            padding=paddings[dimension],
+            left_dilation=left_dilations[dimension],
+            right_dilation=right_dilations[dimension],
+        )
+        window.append(tap)
     return window
 
 
-def _product_flops(line: Instruction, lhs: str, rhs: str) -> int:
-    """Operations of a dot, or of a convolution: XLA writes products on a TPU as convolutions.
+def _by_dimension(window: str, name: str, default: int, count: int) -> list[int]:
+    """What a window's text says of each dimension: [3, 5] for the size in `size=3x5 stride=1x2`.
+
+    Padding stands there as before_after, and we take what's before.
+    """
+    given = re.search(rf"\b{name}=(\S+)", window)
+    if given is None:
+        return [default] * count
+    numbers = []
+    for value in given[1].split("x"):
+        before, _, _ = value.partition("_")
+        numbers.append(int(before))
+    return numbers
+
+
+def _product_work(line: Instruction, shapes: dict[str, str]) -> Work:
+    """Operations of a dot or a convolution. XLA writes most products on a TPU as convolutions.
+
+    Args:
+      line: the product.
+      shapes: {instruction: its shape's text}, in the same computation.
+    """
+    left = shapes.get(line.operands[0], "")
+    if line.opcode == "dot":
+        flops = _dot_flops(line, left)
+    else:
+        right = shapes.get(line.operands[1], "")
+        flops = _convolution_flops(line, left, right)
+    factor = arrays(left)
+    is_int8 = bool(factor) and factor[0].dtype in INT8
+    return Work(flops, flops if is_int8 else 0)
+
+
+def _dot_flops(line: Instruction, left: str) -> int:
+    """Operations of a dot whose left operand has this shape."""
+    out = arrays(line.shape)[0].sizes
+    sizes = arrays(left)[0].sizes
+    inner = line.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
+    flops = 2 * math.prod(out)
+    for dimension in inner.split(","):
+        if dimension:
+            flops *= sizes[int(dimension)]
+    return flops
+
+
+def _convolution_flops(line: Instruction, left: str, right: str) -> int:
+    """Operations of a convolution of two operands of these shapes.
 
     A position of the window counts only where it meets a real number, not padding or a hole between
     dilated ones: XLA's own rule (HloCostAnalysis::HandleConvolution).
     """
-    out = arrays(line.shape)[0].sizes
-    left, right = arrays(lhs)[0].sizes, arrays(rhs)[0].sizes
-    if line.opcode == "dot":
-        inner = line.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
-        contracted = [left[int(dimension)] for dimension in inner.split(",") if dimension]
-        return 2 * math.prod(out) * math.prod(contracted)
+    out_sizes = arrays(line.shape)[0].sizes
+    left_sizes = arrays(left)[0].sizes
+    right_sizes = arrays(right)[0].sizes
     labels = match_of(r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest)
-    lhs_label, rhs_label, out_label = labels.groups()
-    spatial = sum(label.isdigit() for label in rhs_label)
-    count = left[lhs_label.index("b")] * right[rhs_label.index("i")] * right[rhs_label.index("o")]
-    count //= int(line.attribute(r"batch_group_count=(\d+)") or 1)
+    left_label, right_label, out_label = labels.groups()
+
+    count = left_sizes[left_label.index("b")]
+    count *= right_sizes[right_label.index("i")]
+    count *= right_sizes[right_label.index("o")]
+    count //= number_in(line.rest, r"batch_group_count=(\d+)") or 1
+
+    spatial = sum(label.isdigit() for label in right_label)
     for dimension, tap in enumerate(_window(line, spatial)):
         label = str(dimension)
-        end = (left[lhs_label.index(label)] - 1) * tap.wide + 1
-        starts = np.arange(out[out_label.index(label)]) * tap.stride - tap.before
-        met = 0
-        for place in range(tap.size):
-            at = starts + place * tap.far
-            met += int(((at >= 0) & (at < end) & (at % tap.wide == 0)).sum())
-        count *= met
+        size = left_sizes[left_label.index(label)]
+        results = out_sizes[out_label.index(label)]
+        count *= _meetings(tap, size, results)
     return 2 * count
+
+
+def _meetings(tap: Tap, size: int, results: int) -> int:
+    """How often a window meets a real number on its way along one dimension.
+
+    Args:
+      tap: the window in this dimension.
+      size: numbers that the left operand has in it.
+      results: numbers that the convolution gives in it.
+    """
+    end = (size - 1) * tap.left_dilation + 1
+    starts = np.arange(results) * tap.stride - tap.padding
+    met = 0
+    for place in range(tap.size):
+        reached = starts + place * tap.right_dilation
+        is_inside = (reached >= 0) & (reached < end)
+        is_real = is_inside & (reached % tap.left_dilation == 0)
+        met += int(is_real.sum())
+    return met

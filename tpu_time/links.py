@@ -1,14 +1,15 @@
 """What a chip and a slice can do: cycles, links, and the time of one collective.
 
 Clock, peak and bandwidth are the vendor's. The shape of the links is the scaling book's (Austin et
-al., "How to Scale Your Model", https://jax-ml.github.io/scaling-book/tpus). Two shares of them are
-measured, `COPY` and `LINK`; `SNAKE` is for one shape of slice.
+al., "How to Scale Your Model", https://jax-ml.github.io/scaling-book/tpus). What's measured is how
+much of them a program reaches: `COPY` of the memory's bandwidth, `LINK` of the links, and `SNAKE`
+of the links of one shape of slice.
 """
 
 import functools
 import math
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +23,11 @@ from tables.hardware import Chip, chip, slice_of
 # with 4 units of 128 x 128 (459e12 of them a second make 1.75 GHz), v5e one such core. v6e has two
 # units of 256 x 256, and the compiler counts two products a cell and cycle: it gives a product of
 # two 8192 x 8192 matrices 369,000 operations a cycle, more than one product a cell would allow.
-PER_CYCLE = {"v5p": 2 * 4 * 128 * 128 * 2, "v5e": 4 * 128 * 128 * 2, "v6e": 2 * 256 * 256 * 4}
+PER_CYCLE = {
+    "v5p": 2 * 4 * 128 * 128 * 2,
+    "v5e": 4 * 128 * 128 * 2,
+    "v6e": 2 * 256 * 256 * 4,
+}
 HOP = 1e-6  # seconds that a hop over a link takes at least (scaling book, "A note on ICI latency")
 # What a plain copy reaches of the HBM's speed: 33.5 MB copied on a v6e in 0.04936 ms by the trace
 # (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md). An instruction that the back end gives
@@ -42,8 +47,13 @@ LINK = 0.90
 # and 54 GB/s. A ring with wrap-around reaches 95 % of both directions (the scaling book's 8 x 16),
 # so this is what the missing links cost. On a v5p of 2 x 2 x 1 the text names
 # "2DAllGatherOnMajorDim", along both dimensions.
-SNAKE = {"all-gather": 0.67, "reduce-scatter": 1.25, "all-reduce": 1.25}
+SNAKE = {
+    "all-gather": 0.67,
+    "reduce-scatter": 1.25,
+    "all-reduce": 1.25,
+}
 
+AXES = "xyz"  # the names of a slice's dimensions
 Group = Sequence[int]  # partitions of the program that talk to each other
 
 
@@ -92,18 +102,27 @@ class Box:
         if self.spec.clock:
             return self.spec.clock
         if self.chip not in PER_CYCLE:
-            raise UserError(f"nothing here knows the clock of a {self.chip}, so no program can be "
-                            "timed on it. Give its row in tables/hardware.py a clock, or add its "
-                            "operations a cycle to PER_CYCLE in tpu_time/links.py.")
+            raise UserError(
+                f"nothing here knows the clock of a {self.chip}, so no program can be "
+                "timed on it. Give its row in tables/hardware.py a clock, or add its "
+                "operations a cycle to PER_CYCLE in tpu_time/links.py."
+            )
         return self.spec.flops / PER_CYCLE[self.chip]
 
     @functools.cached_property
     def places(self) -> np.ndarray:
         """[chips, dimensions] coordinates by partition."""
+        dimensions = len(self.shape)
         if self.coordinates:
-            return np.array(self.coordinates)[:, :len(self.shape)]
-        grid = np.indices(self.shape[::-1]).reshape(len(self.shape), -1)
+            return np.array(self.coordinates)[:, :dimensions]
+        slowest_first = self.shape[::-1]
+        grid = np.indices(slowest_first).reshape(dimensions, -1)
         return grid[::-1].T
+
+    def columns(self, group: Group) -> list[np.ndarray]:
+        """The different coordinates that a group's chips have, sorted, dimension by dimension."""
+        places = self.places[list(group)]
+        return [np.unique(column) for column in places.T]
 
     def ring(self, dimension: int) -> bool:
         """Whether the chips along a dimension are closed to a ring (scaling book, part 2)."""
@@ -113,8 +132,10 @@ class Box:
 
     def snakes(self, group: Group) -> bool:
         """Whether collectives of a group go through its 2 x 4 chips one by one (`SNAKE`)."""
-        extents = [len(np.unique(column)) for column in self.places[list(group)].T]
-        return self.chip in ("v5e", "v6e") and sorted(extents)[-2:] == [2, 4] and len(group) == 8
+        if self.chip not in ("v5e", "v6e") or len(group) != 8:
+            return False
+        extents = sorted(len(column) for column in self.columns(group))
+        return extents[-2:] == [2, 4]
 
     def reach(self, group: Group) -> Reach | None:
         """What the links bring to a group's worst placed chip.
@@ -123,21 +144,24 @@ class Box:
         dimensions, in a ring two. None if the chips don't fill a box of neighbours.
         """
         extents = []
-        for column in self.places[list(group)].T:
-            values = np.unique(column)
-            if np.diff(values).max(initial=1) > 1:
+        for column in self.columns(group):
+            steps = np.diff(column)
+            if steps.max(initial=1) > 1:  # there's a gap
                 return None
-            extents.append(len(values))
+            extents.append(len(column))
         if math.prod(extents) != len(group):
             return None
-        names, links, hops = [], 0, 0
+
+        names = []
+        links = 0
+        hops = 0
         for dimension, extent in enumerate(extents):
             if extent == 1:
                 continue
-            names.append("xyz"[dimension])
-            closed = extent == self.shape[dimension] and self.ring(dimension)
-            links += 2 if closed and extent > 2 else 1
-            hops += extent // 2 if closed else extent - 1
+            names.append(AXES[dimension])
+            is_ring = extent == self.shape[dimension] and self.ring(dimension)
+            links += 2 if is_ring and extent > 2 else 1
+            hops += extent // 2 if is_ring else extent - 1
         return Reach(tuple(names), links * self.link, hops)
 
     @property
@@ -154,74 +178,124 @@ def box_of(name: str) -> Box:
     """
     named = slice_of(name)
     sizes = [int(size) for size in named.topology.split("x")]
-    return Box(named.kind, (*sizes, 1)[:3])
+    sizes.append(1)  # v5e and v6e have no z
+    return Box(chip=named.kind, shape=tuple(sizes[:3]))
 
 
 # ── groups, as XLA writes them ──
 
 
 def _sizes(text: str) -> list[int]:
+    """The numbers of `4,2`."""
     return [int(size) for size in text.split(",")]
 
 
+def _grid(sizes: str, order: str | None) -> np.ndarray:
+    """XLA's `[2,4]T(1,0)`: count up from 0 in these sizes, then put the axes into this order."""
+    extents = _sizes(sizes)
+    grid = np.arange(math.prod(extents)).reshape(extents)
+    if order:
+        grid = grid.transpose(_sizes(order))
+    return grid
+
+
 def _groups_of_mesh(text: str, chips: int) -> list[list[int]]:
-    """`mesh['a'=2,'b'=2] {'b'}`, where `, device_ids=([2,2]T(1,0))` may stand before the brace."""
-    head, _, tail = text.partition("]")
-    axes = re.findall(r"'([^']+)'=(\d+)", head)
-    wanted = re.findall(r"'([^']+)'", tail[tail.index("{"):])
-    grid = np.arange(chips)
-    ids = re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", tail)
-    if ids:
-        grid = grid.reshape(_sizes(ids[1]))
-        if ids[2]:
-            grid = grid.transpose(_sizes(ids[2]))
-    extents = [int(size) for _, size in axes]
-    inside = [place for place, (name, _) in enumerate(axes) if name in wanted]
-    outside = [place for place in range(len(axes)) if place not in inside]
-    members = math.prod(extents[place] for place in inside)
-    return grid.reshape(extents).transpose(outside + inside).reshape(-1, members).tolist()
+    """`mesh['a'=2,'b'=2] {'b'}`, where `, device_ids=([2,2]T(1,0))` may stand before the brace.
+
+    The partitions of one group have the same place along all axes that the brace doesn't name.
+    """
+    mesh, _, rest = text.partition("]")
+    names = re.findall(r"'([^']+)'=", mesh)
+    extents = [int(extent) for extent in re.findall(r"=(\d+)", mesh)]
+    braces = rest[rest.index("{"):]
+    named = re.findall(r"'([^']+)'", braces)
+    ids = re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", rest)
+    grid = _grid(ids[1], ids[2]) if ids else np.arange(chips)
+
+    inside, outside = [], []
+    members = 1
+    for axis, name in enumerate(names):
+        if name in named:
+            inside.append(axis)
+            members *= extents[axis]
+        else:
+            outside.append(axis)
+    grid = grid.reshape(extents).transpose(outside + inside)
+    return grid.reshape(-1, members).tolist()
 
 
 def _groups_of_iota(text: str) -> list[list[int]]:
     """`[4,2]<=[2,4]T(1,0)`: count up, reshape, transpose, reshape."""
     match = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if match is None:
-        raise ValueError(f"groups in a notation that is not known: {text[:80]!r}")
-    shape, source, order = match.groups()
-    source_sizes = _sizes(source)
-    grid = np.arange(math.prod(source_sizes)).reshape(source_sizes)
-    if order:
-        grid = grid.transpose(_sizes(order))
+        raise ValueError(f"groups in a notation that we don't know: {text[:80]!r}")
+    shape, sizes, order = match.groups()
+    grid = _grid(sizes, order)
     return grid.reshape(_sizes(shape)).tolist()
 
 
 def read_groups(text: str, chips: int) -> list[list[int]]:
     """Groups of partitions from any of XLA's notations.
 
-    `{{0,1},{2,3}}`, `[2,2]<=[4]`, `[4,2]<=[2,4]T(1,0)`, `mesh['a'=2,'b'=2] {'b'}`, where
-    `, device_ids=([2,2]T(1,0))` may stand before the last brace; `{}` means all.
+    There are three: `{{0,1},{2,3}}`, where `{}` means one group of all; `[2,2]<=[4]` or
+    `[4,2]<=[2,4]T(1,0)`; and `mesh['a'=2,'b'=2] {'b'}`, where `, device_ids=([2,2]T(1,0))` may
+    stand before the last brace.
 
     Args:
       text: what stands behind `replica_groups=`.
       chips: of the program.
+
+    Raises:
+      ValueError: the text is in none of them.
     """
     if text.startswith("mesh["):
         return _groups_of_mesh(text, chips)
     if text.startswith("["):
         return _groups_of_iota(text)
-    listed = [_sizes(group) for group in re.findall(r"\{([\d,]+)\}", text)]
-    return listed or [list(range(chips))]
+    listed = re.findall(r"\{([\d,]+)\}", text)
+    if not listed:
+        everybody = list(range(chips))
+        return [everybody]
+    return [_sizes(group) for group in listed]
 
 
 # ── the time of one collective ──
 
 
-def _way(start: int, goal: int, extent: int, ring: bool) -> int:
+class Link(NamedTuple):
+    """A chip's link to one of its neighbours, in the direction that leads there."""
+
+    chip: tuple[int, ...]  # coordinates
+    dimension: int
+    step: int  # 1, or -1
+
+    @property
+    def way(self) -> str:
+        """The direction's name, such as "x+"."""
+        sign = "+" if self.step > 0 else "-"
+        return AXES[self.dimension] + sign
+
+
+def _steps(start: int, goal: int, extent: int, is_ring: bool) -> int:
     """Steps from start to goal along one dimension, with a sign; the short way round a ring."""
-    way = goal - start
-    if ring and abs(way) > extent / 2:
-        way -= int(math.copysign(extent, way))
-    return way
+    steps = goal - start
+    if is_ring and abs(steps) > extent / 2:
+        steps -= int(math.copysign(extent, steps))
+    return steps
+
+
+def _route(source: int, target: int, where: Box) -> list[Link]:
+    """The links from one partition's chip to another's: along x, then y, then z."""
+    here: list[int] = where.places[source].tolist()
+    goal: list[int] = where.places[target].tolist()
+    route = []
+    for dimension, extent in enumerate(where.shape):
+        steps = _steps(here[dimension], goal[dimension], extent, where.ring(dimension))
+        step = 1 if steps > 0 else -1
+        for _ in range(abs(steps)):
+            route.append(Link(tuple(here), dimension, step))
+            here[dimension] = (here[dimension] + step) % extent
+    return route
 
 
 def send_time(size: float, pairs: Sequence[Sequence[int]], where: Box) -> Transfer:
@@ -234,25 +308,17 @@ def send_time(size: float, pairs: Sequence[Sequence[int]], where: Box) -> Transf
       pairs: (source, target) partitions.
       where: the slice.
     """
-    load: dict[tuple, int] = defaultdict(int)  # (a chip's coordinates, dimension, step): messages
-    names = set()
+    messages: Counter[Link] = Counter()  # that each link carries
     farthest = 0
     for source, target in pairs:
-        here = [int(place) for place in where.places[source]]
-        goal = [int(place) for place in where.places[target]]
-        hops = 0
-        for dimension, extent in enumerate(where.shape):
-            way = _way(here[dimension], goal[dimension], extent, where.ring(dimension))
-            step = 1 if way > 0 else -1
-            for _ in range(abs(way)):
-                load[(*here, dimension, step)] += 1
-                here[dimension] = (here[dimension] + step) % extent
-                names.add("xyz"[dimension] + ("+" if step > 0 else "-"))
-                hops += 1
-        farthest = max(farthest, hops)
-    fullest = max(load.values(), default=0)
+        route = _route(source, target, where)
+        messages.update(route)
+        farthest = max(farthest, len(route))
+
+    fullest = max(messages.values(), default=0)
     seconds = max(size * fullest / where.link, farthest * HOP)
-    return Transfer(seconds, tuple(sorted(names)))
+    ways = {link.way for link in messages}
+    return Transfer(seconds, tuple(sorted(ways)))
 
 
 def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box) -> Transfer:
@@ -260,7 +326,7 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
 
     Gathering V bytes over n chips brings (n - 1) / n V into each of them; a reduce-scatter sends as
     much, an all-reduce is both. An all-to-all is limited by the cut through the longest dimension.
-    Scaling book, https://jax-ml.github.io/scaling-book/sharding. Groups that fill no box of
+    Scaling book, https://jax-ml.github.io/scaling-book/sharding. Groups that don't fill a box of
     neighbours pass their pieces around, all groups at once over the links that lie in between.
 
     Args:
@@ -276,22 +342,34 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
     reaches = []
     for group in groups:
         reach = where.reach(group)
-        if reach is not None:
-            reaches.append(reach)
-    if len(reaches) < len(groups):
-        pairs = []
-        for group in groups:
-            for place in range(members):
-                pairs.append((group[place - 1], group[place]))
-        once = send_time(size / members, pairs, where)
-        return Transfer(rounds * (members - 1) * once.seconds, once.links)
-    names, speed, hops = min(reaches, key=lambda reach: reach.speed)
+        if reach is None:
+            once = _pass_around(size, groups, where)
+            return Transfer(rounds * (members - 1) * once.seconds, once.links)
+        reaches.append(reach)
+
+    slowest = min(reaches, key=lambda reach: reach.speed)
+    speed = slowest.speed
     if kind in SNAKE and where.snakes(groups[0]):
         speed = SNAKE[kind] * where.spec.link_bandwidth
     if kind == "all-to-all":
-        columns = where.places[list(groups[0])].T
-        longest = max(len(np.unique(column)) for column in columns)
-        seconds = size * members / 4 / (members / longest * speed / len(names))
+        longest = max(len(column) for column in where.columns(groups[0]))
+        links_of_the_cut = members / longest
+        speed_of_the_cut = links_of_the_cut * speed / len(slowest.dimensions)
+        seconds = size * members / 4 / speed_of_the_cut
     else:
-        seconds = (members - 1) / members * size / speed
-    return Transfer(rounds * max(seconds, hops * HOP), names)
+        arriving = (members - 1) / members * size
+        seconds = arriving / speed
+    seconds = max(seconds, slowest.hops * HOP)
+    return Transfer(rounds * seconds, slowest.dimensions)
+
+
+def _pass_around(size: float, groups: Sequence[Group], where: Box) -> Transfer:
+    """Each chip hands one piece to the next of its group, all groups at once."""
+    pairs = []
+    for group in groups:
+        before = group[-1]
+        for partition in group:
+            pairs.append((before, partition))
+            before = partition
+    piece = size / len(groups[0])
+    return send_time(piece, pairs, where)

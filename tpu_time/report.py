@@ -9,12 +9,18 @@ from pathlib import Path
 from tables.hardware import Chip
 from tpu_time.clock import Event, Prediction
 
-TRACKS = {"compute": (1, "chip: computes"), "wait": (1, "chip: computes"),
-          "links": (2, "links: collectives"), "copies": (3, "HBM: copies beside")}
+TRACKS = {  # a trace's thread, its number and its name, by the track of an event
+    "compute": (1, "chip: computes"),
+    "wait": (1, "chip: computes"),
+    "links": (2, "links: collectives"),
+    "copies": (3, "HBM: copies beside"),
+}
 
 
 @dataclass
 class _Sum:
+    """Events of one row of the profile, added up."""
+
     seconds: float = 0.0
     bound: float = 0.0
     count: int = 0
@@ -24,7 +30,9 @@ class _Sum:
 def at_peak(event: Event, spec: Chip) -> float:
     """Seconds of an event if it ran at its own limit: products at the peak, bytes at HBM speed."""
     int8_speed = spec.int8 or spec.flops
-    products = (event.flops - event.int8) / spec.flops + event.int8 / int8_speed
+    in_bfloat16 = (event.flops - event.int8) / spec.flops
+    in_int8 = event.int8 / int8_speed
+    products = in_bfloat16 + in_int8
     return max(products, event.bytes / spec.bandwidth)
 
 
@@ -51,23 +59,47 @@ def profile(prediction: Prediction, spec: Chip) -> list[dict]:
         total.flops += event.flops * event.count
         if event.track == "compute":
             total.bound += at_peak(event, spec) * event.count
+
     table = []
     for (what, part, direction), total in sums.items():
-        bound = total.bound if what == "compute" else None
-        table.append({"what": what, "part": part, "direction": direction,
-                      "seconds": total.seconds, "at_peak": bound, "count": total.count,
-                      "flops": total.flops})
+        row = {
+            "what": what,
+            "part": part,
+            "direction": direction,
+            "seconds": total.seconds,
+            "at_peak": total.bound if what == "compute" else None,
+            "count": total.count,
+            "flops": total.flops,
+        }
+        table.append(row)
     return sorted(table, key=lambda row: -row["seconds"])
 
 
 def _trace_event(event: Event) -> dict:
     """A complete event of the Trace Event Format."""
     label = event.part if event.track == "compute" else f"{event.track}: {event.opcode}"
-    about = {"instruction": event.name, "source": event.line, "FLOP": event.flops,
-             "bytes": event.bytes, "executions": event.count}
-    return {"ph": "X", "name": label, "cat": event.direction, "pid": 1,
-            "tid": TRACKS[event.track][0], "ts": event.start * 1e6, "dur": event.seconds * 1e6,
-            "args": about}
+    thread, _ = TRACKS[event.track]
+    return {
+        "ph": "X",
+        "name": label,
+        "cat": event.direction,
+        "pid": 1,
+        "tid": thread,
+        "ts": event.start * 1e6,
+        "dur": event.seconds * 1e6,
+        "args": {
+            "instruction": event.name,
+            "source": event.line,
+            "FLOP": event.flops,
+            "bytes": event.bytes,
+            "executions": event.count,
+        },
+    }
+
+
+def _trace_name(what: str, name: str, **thread: int) -> dict:
+    """What the viewer writes beside a process or a thread (a metadata event of the same format)."""
+    return {"ph": "M", "name": what, "pid": 1, **thread, "args": {"name": name}}
 
 
 def write_trace(prediction: Prediction, path: str | Path, title: str = "one chip") -> None:
@@ -82,14 +114,14 @@ def write_trace(prediction: Prediction, path: str | Path, title: str = "one chip
       path: the file to write, `*.json.gz`.
       title: the process's name in the viewer.
     """
-    events: list[dict] = [
-        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": title}}]
+    events = [_trace_name("process_name", title)]
     for number, name in sorted(set(TRACKS.values())):
-        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number,
-                       "args": {"name": name}})
+        events.append(_trace_name("thread_name", name, tid=number))
     for event in prediction.events:
         events.append(_trace_event(event))
-    content = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+    content = json.dumps(trace).encode()
+
     beside = Path(f"{path}.part")
     with open(beside, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
         packed.write(content)

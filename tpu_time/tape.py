@@ -13,19 +13,24 @@ from tpu_time.hlo import (
     JAX_NAME, PRODUCTS, Instruction, Place, Program, bytes_of, written)
 from tpu_time.links import read_groups
 
+# Operations that take no time.
 FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "domain",
         "partition-id", "replica-id", "opt-barrier", "add-dependency", "get-dimension-size"}
+# Operations that convert, copy or rearrange numbers, and compute nothing.
 MOVES = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "convert", "copy",
          "transpose", "reshape", "broadcast", "slice", "concatenate", "pad", "dynamic-slice",
          "dynamic-update-slice", "reverse", "fusion", "iota", "reduce-precision"}
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
                "collective-permute", "collective-broadcast")
+# A collective's groups, in the notations that `links.read_groups` reads.
 GROUPS = (r"replica_groups=(mesh\[[^\]]*\](?:, device_ids=\([^ ]*\))? \{[^}]*\}|"
           r"\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|"
           r"\{.*?\}\}|\{\})")
+TARGET = r'custom_call_target="([^"]+)"'
 DIRECTIONS = ("forward", "recomputed", "backward", "rest")
 LIBRARY = re.compile(r"/(jax|jaxlib|flax|qwix|optax)/")
 ROOMS = {"helpers", "appendix", "tpu_time"}
+# Functions that only hand a call on: the line of source that a reader looks for is their caller's.
 WRAPPER = re.compile(r"\w*Lora\.|SharedInputs\.|_OfTheInput\.|Einsum\.__call__|shard$")
 
 # (stack, op_name, product, moves) -> the part of the model that an instruction belongs to: its
@@ -108,42 +113,49 @@ class Branches(NamedTuple):
 
 Record = Compute | Send | Copy | Wait | Loop | Branches
 Tape = list[Record]
-KINDS: dict[str, type] = {"compute": Compute, "transfer": Send, "copy": Copy, "wait": Wait,
-                          "loop": Loop, "branches": Branches}
+
+# ── as JSON ──
+
+
+KINDS: dict[str, Any] = {  # by the word that a record's list begins with
+    "compute": Compute,
+    "transfer": Send,
+    "copy": Copy,
+    "wait": Wait,
+    "loop": Loop,
+    "branches": Branches,
+}
+WORDS = {kind: word for word, kind in KINDS.items()}
 
 
 def to_json(tape: Tape) -> list:
     """A tape as JSON holds it: ["compute", name, what, ...] and so on."""
-    names = {kind: name for name, kind in KINDS.items()}
     rows = []
     for record in tape:
         fields: tuple[Any, ...] = record
         if isinstance(record, Loop):
             fields = (record.trips, to_json(record.body))
         elif isinstance(record, Branches):
-            fields = ([to_json(branch) for branch in record.tapes],)
-        rows.append([names[type(record)], *fields])
+            branches = [to_json(branch) for branch in record.tapes]
+            fields = (branches,)
+        word = WORDS[type(record)]
+        rows.append([word, *fields])
     return rows
 
 
 def from_json(rows: list) -> Tape:
     """The tape that `to_json` wrote."""
     tape: Tape = []
-    for kind, *fields in rows:
-        if kind == "compute":
-            about = About(*fields.pop())
-            tape.append(Compute(*fields, about))  # type: ignore[call-arg]
-        elif kind == "transfer":
-            about = About(*fields.pop())
-            jobs = [Job(*job) for job in fields.pop()]
-            tape.append(Send(*fields, jobs, about))  # type: ignore[call-arg]
-        elif kind == "loop":
-            trips, body = fields
-            tape.append(Loop(trips, from_json(body)))
-        elif kind == "branches":
-            tape.append(Branches([from_json(branch) for branch in fields[0]]))
-        else:
-            tape.append(KINDS[kind](*fields))
+    for word, *fields in rows:
+        if word in ("compute", "transfer"):
+            fields[-1] = About._make(fields[-1])
+        if word == "transfer":
+            fields[-2] = [Job._make(job) for job in fields[-2]]
+        elif word == "loop":
+            fields[1] = from_json(fields[1])
+        elif word == "branches":
+            fields[0] = [from_json(branch) for branch in fields[0]]
+        tape.append(KINDS[word]._make(fields))
     return tape
 
 
@@ -163,7 +175,7 @@ def direction_of(op_name: str) -> str:
 
 
 def source_line(stack: list[Place]) -> str:
-    """`file:line, function` of the innermost call that is no library's and no wrapper's, or ""."""
+    """`file:line, function` of the innermost call that isn't a library's or a wrapper's, or ""."""
     if not stack:
         return ""
     place = stack[0]
@@ -173,7 +185,8 @@ def source_line(stack: list[Place]) -> str:
             break
     path = Path(place.file.rsplit("site-packages/", 1)[-1])
     if "site-packages/" not in place.file:
-        kept = 2 if ROOMS & set(path.parts) else 1  # of ours the room and the file
+        is_ours = bool(ROOMS & set(path.parts))
+        kept = 2 if is_ours else 1  # of our files the room's name, too
         path = Path(*path.parts[-kept:])
     return f"{path}:{place.line}, {place.function}"
 
@@ -184,16 +197,22 @@ def only_moves(lines: list[Instruction]) -> bool:
 
 
 def _job(line: Instruction, shapes: dict[str, str], fusion: str, chips: int) -> Job:
-    """One collective; `fusion` is what contains it, or ""."""
-    kind = line.opcode.removesuffix("-start")
+    """One collective.
+
+    Args:
+      line: the instruction.
+      shapes: {instruction: its shape's text}, in the same computation.
+      fusion: the name of the computation that was fused around it, or "".
+      chips: of the program.
+    """
+    kind = kind_of(line)
     size = sum(bytes_of(shapes.get(name, "")) for name in line.operands)
     if kind == "collective-permute":
-        listed = line.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
-        pairs = re.findall(r"\{(\d+),(\d+)\}", listed + "}")
-        return Job(kind, size, [[int(source), int(target)] for source, target in pairs])
+        return Job(kind, size, _pairs(line))
+
     text = line.attribute(GROUPS)
     if text is None and "replica_groups=" in line.rest:
-        raise ValueError(f"groups in a notation that is not known: {line.rest[:200]}")
+        raise ValueError(f"groups in a notation that we don't know: {line.rest[:200]}")
     groups = read_groups(text or "{}", chips)
     if kind == "all-reduce" and "all-reduce-scatter" in fusion:
         kind = "reduce-scatter"
@@ -202,52 +221,80 @@ def _job(line: Instruction, shapes: dict[str, str], fusion: str, chips: int) -> 
     return Job(kind.removeprefix("ragged-"), size, groups)
 
 
-def _ends(lines: list[Instruction]) -> str:
-    """Whether a fusion starts or ends a transfer that runs beside others: "start", "done" or ""."""
-    targets = {line.attribute(r'custom_call_target="([^"]+)"') for line in lines}
+def kind_of(line: Instruction) -> str:
+    """The opcode, the same for a start that runs beside others: all-gather, also as -start."""
+    return line.opcode.removesuffix("-start")
+
+
+def _pairs(line: Instruction) -> list[list[int]]:
+    """(source, target) partitions of a collective-permute."""
+    text = line.attribute(r"source_target_pairs=\{(.*?\})\}") or ""
+    pairs = []
+    for source, target in re.findall(r"\{(\d+),(\d+)\}", text):
+        pairs.append([int(source), int(target)])
+    return pairs
+
+
+def _role(lines: list[Instruction]) -> str | None:
+    """"start" or "done" if a fusion of these is one end of a transfer beside others, or None."""
+    targets = {line.attribute(TARGET) for line in lines}
     if "AsyncCollectiveDone" in targets:
         return "done"
-    return "start" if "AsyncCollectiveStart" in targets else ""
+    if "AsyncCollectiveStart" in targets:
+        return "start"
+    return None
 
 
 class Ends(NamedTuple):
-    """What `transfer_of` finds."""
+    """What `transfer_of` finds; the fields are those of a `Send`."""
 
-    role: str
-    key: str
+    role: str  # whole, start or done
+    key: str  # the same for a start and its done
     jobs: list[Job]
 
 
 def transfer_of(program: Program, line: Instruction, computation: str) -> Ends | None:
     """A collective, or one end of it; None if an instruction is neither.
 
-    XLA for TPUs writes collectives in five ways: an operation of its own, which stops the chip; a
-    pair of `-start` and `-done`; the same pair around a call that the SparseCore executes
-    (`call-start`, `async_execution_thread="sparsecore"`); a fusion around `%all-reduce-scatter`,
-    which stops the chip, too; and a chain of fusions: one that calls `AsyncCollectiveStart`,
-    products that carry the transfer along (`%async_collective_fusion`; they have cycles and are
-    products like others), and one that calls `AsyncCollectiveDone`.
+    XLA for TPUs writes collectives in five ways:
+
+    - an operation of its own, which stops the chip;
+    - a pair of `-start` and `-done`;
+    - the same pair around a call that the SparseCore executes (`call-start`,
+      `async_execution_thread="sparsecore"`);
+    - a fusion around `%all-reduce-scatter`, which stops the chip as well;
+    - a chain of fusions. The first calls `AsyncCollectiveStart` and the last
+      `AsyncCollectiveDone`. In between are products that carry the transfer along
+      (`%async_collective_fusion`). Those have cycles and are products like any other.
+
+    Raises:
+      ValueError: it runs beside the program on a unit that we don't know, or its groups are in a
+        notation that we don't know.
     """
     thread = line.attribute(r'async_execution_thread="([^"]+)"')
     if thread not in (None, "main", "sparsecore"):
-        raise ValueError(f"{line.name} runs beside the program on {thread!r}: no time is known")
-    collectives, inside = [line], computation
+        raise ValueError(f"{line.name} runs beside the program on {thread!r}, and we don't know "
+                         "how fast that is")
     role = "start" if line.opcode.endswith("-start") else "whole"
     key = line.name
-    if line.called:
-        lines = program.computations.get(line.called, [])
-        inner = [other for other in lines if other.opcode.removesuffix("-start") in COLLECTIVES]
-        if not inner or line.called.startswith("async_collective_fusion"):
+    name = line.called
+    if name is None:
+        if kind_of(line) not in COLLECTIVES:
             return None
-        collectives, inside = inner, line.called
-        end = _ends(lines)
-        if end:
-            role = end
-            key = f"channel {inner[0].attribute(r'channel_id=([0-9]+)')}"
-    if collectives[0].opcode.removesuffix("-start") not in COLLECTIVES:
+        job = _job(line, program.shapes[computation], "", program.chips)
+        return Ends(role, key, [job])
+
+    lines = program.computations.get(name, [])
+    collectives = [inner for inner in lines if kind_of(inner) in COLLECTIVES]
+    if not collectives or name.startswith("async_collective_fusion"):
         return None
-    shapes = program.shapes[inside]
-    jobs = [_job(found, shapes, line.called or "", program.chips) for found in collectives]
+    role_of_fusion = _role(lines)
+    if role_of_fusion:
+        role = role_of_fusion
+        channel = collectives[0].attribute(r"channel_id=([0-9]+)")
+        key = f"channel {channel}"
+    shapes = program.shapes[name]
+    jobs = [_job(inner, shapes, name, program.chips) for inner in collectives]
     return Ends(role, key, jobs)
 
 
@@ -258,7 +305,8 @@ class Reader:
     """Walks through a program in schedule order and writes down what a clock must know."""
 
     def __init__(self, program: Program, part_of: PartOf) -> None:
-        self.program, self.part_of = program, part_of
+        self.program = program
+        self.part_of = part_of
         self.same: dict[str, str] = {}  # {the update of something asynchronous: its start}
 
     def run(self, name: str) -> Tape:
@@ -270,20 +318,30 @@ class Reader:
 
     def about(self, line: Instruction, computation: str, transfer: bool = False) -> About:
         """Part, direction, source, FLOPs and bytes of an instruction."""
-        program = self.program
-        work = program.work(line, computation)
-        inner = list(program.inner(line.called)) if line.called else [line]
+        inner = self._inside(line)
         products = [other for other in inner if other.opcode in PRODUCTS]
         source = line
         if products and line.called:  # a fusion is named after its root; its product says more
             source = max(products, key=lambda product: bytes_of(product.shape))
         elif not JAX_NAME.match(line.op_name):  # none, or one that XLA made up: reshape.46
-            source = program.named(line, computation)
-        stack = program.stack(source)
+            source = self.program.named(line, computation)
+
+        stack = self.program.stack(source)
         moves = not transfer and only_moves(inner)
         part = self.part_of(stack, source.op_name, bool(products) or transfer, moves)
-        return About(part, direction_of(source.op_name), source_line(stack), work.flops, work.int8,
-                     program.moved_bytes(line, computation))
+        work = self.program.work(line, computation)
+        return About(
+            part=part,
+            direction=direction_of(source.op_name),
+            line=source_line(stack),
+            flops=work.flops,
+            int8=work.int8,
+            bytes=self.program.moved_bytes(line, computation),
+        )
+
+    def _inside(self, line: Instruction) -> list[Instruction]:
+        """All instructions that a fusion calls; the instruction itself if it calls nothing."""
+        return list(self.program.inner(line.called)) if line.called else [line]
 
     def step(self, line: Instruction, computation: str) -> Tape:
         """What an instruction adds to a tape."""
@@ -291,23 +349,29 @@ class Reader:
         if opcode in FREE:
             return []
         if opcode == "while":
-            body = line.attribute(r"body=%([\w.\-]+)") or ""
-            return [Loop(self.program.trips(line), self.run(body))]
+            trips = self.program.trips(line)
+            body = line.reference("body") or ""
+            return [Loop(trips, self.run(body))]
         if opcode == "conditional":
-            return [Branches([self.run(name) for name in _branches(line)])]
+            tapes = [self.run(name) for name in _branches(line)]
+            return [Branches(tapes)]
         if opcode == "call":
-            return self.run(line.attribute(r"to_apply=%([\w.\-]+)") or "")
+            name = line.reference("to_apply") or ""
+            return self.run(name)
         if opcode.endswith("-done"):
             return [Wait(line.name, opcode, self._start_of(line))]
         if opcode.endswith("-update") and "async" in opcode:
             self.same[line.name] = self._start_of(line)
             return []
+
         transfer = transfer_of(self.program, line, computation)
         if transfer:
-            return [Send(line.name, opcode, *transfer, self.about(line, computation, True))]
+            about = self.about(line, computation, transfer=True)
+            return [Send(line.name, opcode, transfer.role, transfer.key, transfer.jobs, about)]
         if opcode.endswith("-start"):
             size = bytes_of(written(line.shape))
-            return [Copy(line.name, opcode, size, direction_of(line.op_name))]
+            direction = direction_of(line.op_name)
+            return [Copy(line.name, opcode, size, direction)]
         return [self._compute(line, computation)]
 
     def _start_of(self, line: Instruction) -> str:
@@ -316,12 +380,15 @@ class Reader:
         return self.same.get(operand, operand)
 
     def _compute(self, line: Instruction, computation: str) -> Compute:
-        inner = list(self.program.inner(line.called)) if line.called else [line]
-        what = line.attribute(r'custom_call_target="([^"]+)"') or line.opcode
-        priced = "COST_MODEL_TYPE_INVALID" not in line.rest
-        anywhere = self.program.moved_bytes(line, computation, hbm_only=False)
-        return Compute(line.name, what, line.cycles, priced, only_moves(inner), anywhere,
-                       self.about(line, computation))
+        return Compute(
+            name=line.name,
+            what=line.attribute(TARGET) or line.opcode,
+            cycles=line.cycles,
+            priced="COST_MODEL_TYPE_INVALID" not in line.rest,
+            moves=only_moves(self._inside(line)),
+            anywhere=self.program.moved_bytes(line, computation, hbm_only=False),
+            about=self.about(line, computation),
+        )
 
 
 def _branches(line: Instruction) -> list[str]:
@@ -329,7 +396,7 @@ def _branches(line: Instruction) -> list[str]:
     listed = line.attribute(r"branch_computations=\{([^}]*)\}") or ""
     names = re.findall(r"%([\w.\-]+)", listed)
     for word in ("true_computation", "false_computation"):
-        name = line.attribute(word + r"=%([\w.\-]+)")
+        name = line.reference(word)
         if name:
             names.append(name)
     return names
@@ -346,6 +413,9 @@ def read(program: Program | str, part_of: PartOf = everything_is_other) -> Tape:
     Args:
       program: a `Program`, or the text of one.
       part_of: which part of the model an instruction belongs to (`PartOf`).
+
+    Raises:
+      ValueError: the text isn't a scheduled program, or has something that we can't read.
     """
     if isinstance(program, str):
         program = Program(program)

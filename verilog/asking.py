@@ -92,16 +92,23 @@ def text_to_continue(problem: Problem, prompt: str) -> str:
     text = problem.prompt.strip()
     if prompt == "examples":
         return f"{EXAMPLES}{text}\n\n{BEGIN}"
-    described = text.partition("\n\n")[2] or text
+
+    _, _, behind_title = text.partition("\n\n")
+    described = behind_title or text
     lines = ["// TopModule", "//"]
     for line in described.split("\n"):
-        lines.append(f"// {line}".rstrip())
-    return "\n".join(lines) + "\n\n"
+        comment = f"// {line}"
+        lines.append(comment.rstrip())
+    comments = "\n".join(lines)
+    return f"{comments}\n\n"
 
 
-def all_prompts(tasks: Tasks, plans: Sequence[Plan], system: str | None,
-                render: Callable[[list[Message], bool], Ids],
-                encode: Callable[[str], Ids]) -> Prompts:
+def all_prompts(
+        tasks: Tasks,
+        plans: Sequence[Plan],
+        system: str | None,
+        render: Callable[[list[Message], bool], Ids],
+        encode: Callable[[str], Ids]) -> Prompts:
     """The token ids of every prompt.
 
     Args:
@@ -149,12 +156,19 @@ def plan_jobs(plans: Sequence[Plan], tasks: Tasks, prompts: Prompts, maker: Any)
     for plan in plans:
         for problem in tasks[plan.task]:
             ids = prompts[plan.prompt, plan.thinking, problem]
-            asked = [maker, plan.temperature, plan.top_p, plan.max_tokens, ids]
-            digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-            job = Job(ids, digest[:16], plan, problem)
+            key = _key(plan, ids, maker)
+            job = Job(ids, key, plan, problem)
             for index in range(plan.n):
                 jobs[plan.name, problem.name, index] = job
     return jobs
+
+
+def _key(plan: Plan, ids: Ids, maker: Any) -> str:
+    """Sixteen letters for all that an answer depends on."""
+    asked = [maker, plan.temperature, plan.top_p, plan.max_tokens, ids]
+    text = json.dumps(asked)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return digest[:16]
 
 
 def read_samples(path: Path, jobs: Jobs) -> Samples:
@@ -162,14 +176,16 @@ def read_samples(path: Path, jobs: Jobs) -> Samples:
     samples: Samples = {}
     if not path.exists():
         return samples
-    for line in json_lines(path.read_bytes()):
+    content = path.read_bytes()
+    for line in json_lines(content):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             line.text.encode()  # bytes that were no UTF-8 can't be encoded again
             row = line.value
             place = row["plan"], row["problem"], row["index"]
-            wanted = place in jobs and jobs[place].key == row["key"]
+            is_wanted = place in jobs and jobs[place].key == row["key"]
             is_whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
-            if wanted and is_whole and row["finish"] != "error":
+            is_answer = row["finish"] != "error"
+            if is_wanted and is_whole and is_answer:
                 samples[place] = row
     return samples
 
@@ -196,19 +212,28 @@ def ask(client: Client, job: Job, max_tokens: int) -> Reply:
     room = client.context - len(job.ids)
     if room < 1:
         return Reply("", "too long", 0)
+
     options: dict[str, Any] = {"top_k": 0, "skip_special_tokens": False}  # a thought stays visible
     if plan.prompt in TEXTS:  # else the model would go on with a further module of its own
         options["stop"] = ["endmodule"]
         options["include_stop_str_in_output"] = True
-    most = min(plan.max_tokens or max_tokens, room)
+    wanted = plan.max_tokens or max_tokens
+    most = min(wanted, room)
     reply = client.complete(job.ids, most, plan.temperature, plan.top_p, options)
+
     if plan.prompt == "examples" and not reply.error:
-        return reply._replace(text=BEGIN + reply.text)
+        whole = BEGIN + reply.text
+        return reply._replace(text=whole)
     return reply
 
 
-def sample(jobs: Jobs, path: Path, client: Client, max_tokens: int, in_flight: int,
-           report: Report = lambda done, of: None) -> Samples:
+def sample(
+        jobs: Jobs,
+        path: Path,
+        client: Client,
+        max_tokens: int,
+        in_flight: int,
+        report: Report = lambda done, of: None) -> Samples:
     """Ask for every job that `path` doesn't hold yet, and return all answers.
 
     The file is first rewritten without half lines and answers of other runs; then every answer is
@@ -229,17 +254,7 @@ def sample(jobs: Jobs, path: Path, client: Client, max_tokens: int, in_flight: i
     def answer(place: Place) -> None:
         job = jobs[place]
         reply = ask(client, job, max_tokens)
-        plan, problem, index = place
-        row = {
-            "plan": plan,
-            "problem": problem,
-            "index": index,
-            "key": job.key,
-            "text": reply.text,
-            "finish": reply.finish,
-            "tokens": reply.tokens}
-        if reply.error:
-            row["error"] = reply.error
+        row = _row(place, job, reply)
         line = json.dumps(row)
         with lock, open(path, "a", encoding="utf-8") as file:
             samples[place] = row
@@ -255,12 +270,39 @@ def sample(jobs: Jobs, path: Path, client: Client, max_tokens: int, in_flight: i
         finally:
             pool.shutdown(cancel_futures=True)  # after an error or interrupt, nothing new
     write_samples(path, jobs, samples)
+    _check_errors(samples)
+    return samples
+
+
+def _row(place: Place, job: Job, reply: Reply) -> Row:
+    """An answer as samples.jsonl keeps it."""
+    plan, problem, index = place
+    row = {
+        "plan": plan,
+        "problem": problem,
+        "index": index,
+        "key": job.key,
+        "text": reply.text,
+        "finish": reply.finish,
+        "tokens": reply.tokens}
+    if reply.error:
+        row["error"] = reply.error
+    return row
+
+
+def _check_errors(samples: Samples) -> None:
+    """Raise if the server refused a request: a refusal is no answer, and must not be scored.
+
+    Raises:
+      UserError: it did; with its own words.
+    """
     errors = []
     for row in samples.values():
         if row["finish"] == "error":
             errors.append(row["error"])
-    if errors:
-        raise UserError(f"{len(errors)} requests failed ({errors[0][:80]}). They aren't answers, "
-                        "so nothing is scored. Run this again: it asks for these alone. The "
-                        "server's log has its side.")
-    return samples
+    if not errors:
+        return
+    first = errors[0][:80]
+    raise UserError(f"{len(errors)} requests failed ({first}). They aren't answers, so nothing is "
+                    "scored. Run this again: it asks for these alone. The server's log has its "
+                    "side.")

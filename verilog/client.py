@@ -34,8 +34,14 @@ class Client:
       alive: whether the server still lives. Nobody waits for one that has died.
     """
 
-    def __init__(self, base_url: str, model: str, context: int, turn_end: str = "",
-                 patience: float = 900.0, alive: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+            self,
+            base_url: str,
+            model: str,
+            context: int,
+            turn_end: str = "",
+            patience: float = 900.0,
+            alive: Callable[[], bool] = lambda: True) -> None:
         self.base_url = base_url
         self.model = model
         self.context = context
@@ -44,11 +50,18 @@ class Client:
         self.alive = alive
         direct = is_this_machine(base_url)
         self._openai = openai.OpenAI(
-            base_url=base_url + "/v1", api_key="unused", max_retries=2,
+            base_url=f"{base_url}/v1",
+            api_key="unused",
+            max_retries=2,
             http_client=openai.DefaultHttpxClient(trust_env=not direct))
 
-    def complete(self, ids: list[int], max_tokens: int, temperature: float, top_p: float,
-                 options: dict[str, Any]) -> Reply:
+    def complete(
+            self,
+            ids: list[int],
+            max_tokens: int,
+            temperature: float,
+            top_p: float,
+            options: dict[str, Any]) -> Reply:
         """The completion of a prompt of token ids; a refusal of the server is an "error".
 
         Args:
@@ -75,19 +88,30 @@ class Client:
             return f"the server at {self.base_url} has died."
         if time.monotonic() > end:
             cause = error.__cause__ or error
-            return (f"the server at {self.base_url} has not answered for {self.patience:.0f} s "
+            return (f"the server at {self.base_url} hasn't answered for {self.patience:.0f} s "
                     f"({cause}).")
         return ""
 
-    def _ask(self, ids: list[int], max_tokens: int, temperature: float, top_p: float,
-             options: dict[str, Any]) -> Reply:
+    def _ask(
+            self,
+            ids: list[int],
+            max_tokens: int,
+            temperature: float,
+            top_p: float,
+            options: dict[str, Any]) -> Reply:
         """One request. We wait as long as ten tokens a second take, and ten minutes more."""
         try:
             answer = self._openai.completions.create(
-                model=self.model, prompt=ids, max_tokens=max_tokens, temperature=temperature,
-                top_p=top_p, extra_body=options, timeout=600 + max_tokens / 10)
+                model=self.model,
+                prompt=ids,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                extra_body=options,
+                timeout=600 + max_tokens / 10)
         except openai.APIStatusError as error:
-            return Reply("", "error", 0, f"HTTP {error.status_code}: {error}"[:300])
+            refusal = f"HTTP {error.status_code}: {error}"
+            return Reply("", "error", 0, refusal[:300])
         choice = answer.choices[0]
         text = choice.text
         if self.turn_end:

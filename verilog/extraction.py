@@ -62,9 +62,9 @@ def extract_code(text: str, interface: str = "") -> Extracted:
     if not thought.closed:
         return Extracted(None, "thought never ends")
     for extractor in EXTRACTORS:
-        found = extractor(thought.rest, interface)
-        if found:
-            return found
+        extracted = extractor(thought.rest, interface)
+        if extracted:
+            return extracted
     return Extracted(None, "no module")
 
 
@@ -86,9 +86,9 @@ def between_marks(text: str, interface: str) -> Extracted | None:
         code = part.strip("\n")
         return Extracted(code, "marked")
     for extractor in (in_fences, in_bare_text, as_body):
-        found = extractor(part, interface)
-        if found:
-            return found
+        extracted = extractor(part, interface)
+        if extracted:
+            return extracted
     return None
 
 
@@ -196,9 +196,11 @@ def fenced_blocks(text: str) -> list[Block]:
 
 def module_headers(text: str) -> dict[str, int]:
     """{name of a module: where its first header starts}; comments don't count."""
+    plain = without_comments(text)
     headers: dict[str, int] = {}
-    for header in HEADER.finditer(without_comments(text)):
-        headers.setdefault(header["name"], header.start())
+    for header in HEADER.finditer(plain):
+        name = header["name"]
+        headers.setdefault(name, header.start())
     return headers
 
 
@@ -250,7 +252,7 @@ def outside_modules(text: str) -> str:
 
 
 def bare_modules(text: str) -> set[str]:
-    """The modules in a text without comments, spaces and names: who shares one has copied it."""
+    """The modules in a text without comments, spaces and names: equal ones have been copied."""
     plain = without_comments(text)
     modules = set()
     position = 0
@@ -279,13 +281,11 @@ def extract_official(text: str, interface: str = "") -> Extracted:
     begin = first_place(lines, lambda line: line.lstrip().startswith("[BEGIN]"))
     if begin < len(lines) and not interface:
         return official_marks(lines[begin:])
+
     fences = []
-    plain = []
     for place, line in enumerate(lines):
         if line.startswith("```"):
             fences.append(place)
-        else:
-            plain.append(line)
     has_module = has_official_module(lines)
     if len(fences) > 1:
         how = "fence"
@@ -293,16 +293,29 @@ def extract_official(text: str, interface: str = "") -> Extracted:
         kept = lines[first + 1:second]
     else:
         how = "no fence"
-        first = 0
-        if has_module:
-            first = first_place(plain, lambda line: line.strip().startswith("module TopModule"))
-        last = first_place(plain, lambda line: line.strip().startswith(END))
-        kept = plain[first:last + 1]
+        kept = official_bare_text(lines, has_module)
     if not "".join(kept).strip():
         return Extracted(None, "nothing kept")
     if interface and not has_module:
         kept = [interface, *kept]
-    return Extracted("\n".join(kept), how)
+    code = "\n".join(kept)
+    return Extracted(code, how)
+
+
+def official_bare_text(lines: list[str], has_module: bool) -> list[str]:
+    """The lines up to the first `endmodule`, from `module TopModule` if there is one; no fences."""
+    def begins_module(line: str) -> bool:
+        return line.strip().startswith("module TopModule")
+
+    def ends_module(line: str) -> bool:
+        return line.strip().startswith(END)
+
+    plain = [line for line in lines if not line.startswith("```")]
+    first = 0
+    if has_module:
+        first = first_place(plain, begins_module)
+    last = first_place(plain, ends_module)
+    return plain[first:last + 1]
 
 
 def official_marks(lines: list[str]) -> Extracted:
@@ -311,9 +324,11 @@ def official_marks(lines: list[str]) -> Extracted:
     done = first_place(rest, lambda line: line.rstrip().endswith("[DONE]"))
     if done == len(rest):
         return Extracted(None, "no [DONE]")
+    last = rest[done]
     opening = first.lstrip().replace("[BEGIN]", "")
-    closing = rest[done].rstrip().replace("[DONE]", "")
-    code = "\n".join([opening, *rest[:done], closing])
+    closing = last.rstrip().replace("[DONE]", "")
+    between = rest[:done]
+    code = "\n".join([opening, *between, closing])
     if not code.strip():
         return Extracted(None, "no [DONE]")
     return Extracted(code, "marked")

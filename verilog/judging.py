@@ -24,16 +24,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tables.errors import UserError
 from verilog import programs
-from verilog.problems import Problem
+from verilog.problems import Pair, Problem
 from verilog.sandbox import Limits, Ran, icarus_version, run_limited
 
 LONGEST = 1 << 20  # characters of an answer
 DEFAULT = Limits()
-
-Count = tuple[int, int]  # mismatches, samples
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Verdict:
 
 # ---- verilog-eval's rules ----
 
-# The first line with one of the first texts decides, then of the second; a count comes last.
+# The first line that holds one of the first texts decides; without one, the second texts, and so
+# on. The counts come last.
 _DECIDES = (
     {
         "syntax error": "S",
@@ -77,27 +77,47 @@ _CATEGORIES = {".": "pass", "S": "syntax", "T": "timeout"}
 _ASYNCHRONOUS = ("posedge reset", "negedge reset", "posedge r)")
 
 
-def analyse(log: str) -> tuple[str, str, Count | None]:
-    """The official analyser's rules for a log: (letter, why, (mismatches, samples) or None).
+class Count(NamedTuple):
+    """What a testbench counted: how many samples differ from the reference's, and of how many."""
 
-    The letter is `.` for a pass, S e 0 n w m c p C for what did not compile, T for a timeout and R
-    for any other failure at run time. The count is the log's last; as in verilog-eval, a log passes
-    in which any count says 0. (Theirs also reads what the answer prints, so a plain $display wins.)
+    mismatches: int
+    samples: int
+
+
+class Analysis(NamedTuple):
+    """What verilog-eval's rules read in a log."""
+
+    letter: str
+    why: str  # the line that decided; "" for a pass
+    counted: Count | None  # the log's last; None: the testbench counted nothing
+
+
+def analyse(log: str) -> Analysis:
+    """The official analyser's rules for a log.
+
+    The letter is `.` for a pass, S e 0 n w m c p C for what didn't compile, T for a timeout and R
+    for any other failure at run time. As in verilog-eval, a log passes if any of its counts says 0.
+    (Theirs also reads what the answer prints, so a plain $display wins.)
     """
     log = log.replace("\r", "\n")
-    counts = [(int(wrong), int(samples)) for wrong, samples in _MISMATCHES.findall(log)]
-    count = counts[-1] if counts else None
+    counts = []
+    for mismatches, samples in _MISMATCHES.findall(log):
+        count = Count(int(mismatches), int(samples))
+        counts.append(count)
+    last = counts[-1] if counts else None
+
     for letters in _DECIDES:
         for line in log.split("\n"):
             letter = _letter_of(line, letters)
             if letter is not None:
-                return letter, line.strip(), count
-    for wrong, _ in counts:
-        if wrong == 0:
-            return ".", "", count
-    if count is None:
-        return "R", "the testbench never reported", None
-    return "R", f"{count[0]} of {count[1]} samples differ", count
+                return Analysis(letter, line.strip(), last)
+    for count in counts:
+        if count.mismatches == 0:
+            return Analysis(".", "", last)
+    if last is None:
+        return Analysis("R", "the testbench never reported", None)
+    why = f"{last.mismatches} of {last.samples} samples differ"
+    return Analysis("R", why, last)
 
 
 def _letter_of(line: str, letters: dict[str, str]) -> str | None:
@@ -109,16 +129,29 @@ def _letter_of(line: str, letters: dict[str, str]) -> str | None:
 
 
 def _verdict(letter: str, why: str, code: str, log: str, count: Count | None = None) -> Verdict:
-    """A `Verdict` by verilog-eval's letter, which also knows `r`: R, and an asynchronous reset."""
+    """A `Verdict` by verilog-eval's letter.
+
+    verilog-eval also knows the letter `r`: R, and the answer's code has an asynchronous reset.
+    """
+    if letter != "R":
+        category = _CATEGORIES.get(letter, "compile")
+    elif count is None:
+        category = "runtime"
+    else:
+        category = "mismatch"
     if letter == "R":
-        category = "runtime" if count is None else "mismatch"
         for text in _ASYNCHRONOUS:
             if text in code:
                 letter = "r"
-    else:
-        category = _CATEGORIES.get(letter, "compile")
-    mismatches, samples = count if count is not None else (None, None)
-    return Verdict(category, why, letter, mismatches, samples, log)
+    if count is None:
+        return Verdict(category, why, letter, log=log)
+    return Verdict(
+        category=category,
+        detail=why,
+        letter=letter,
+        mismatches=count.mismatches,
+        samples=count.samples,
+        log=log)
 
 
 # ---- What all answers to one problem share ----
@@ -163,29 +196,45 @@ def _prepare_once(problem: Problem) -> _Exam | Verdict:
     except _DoesNotCompile as error:
         log = str(error)
     first_line = log.partition("\n")[0]
-    why = f"the problem's own files don't compile: {first_line[:150]}"
-    return Verdict("broken problem", why, "C", log=log)
+    return Verdict(
+        category="broken problem",
+        detail=f"the problem's own files don't compile: {first_line[:150]}",
+        letter="C",
+        log=log)
 
 
 def _made(problem: Problem) -> _Exam:
     """Compile the marking, and run both programs with an empty answer."""
     with _folder() as folder:
         _check_room(folder, DEFAULT)
-        _write(folder, {"test.sv": problem.testbench, "ref.sv": problem.reference})
+        texts = {"test.sv": problem.testbench, "ref.sv": problem.reference}
+        _write(folder, texts)
+
         _compile_own(problem, folder, "-s", "RefModule", "-o", "ref", "ref.sv")
         compiled = _read(folder / "ref")
         reference = programs.reference_ports(compiled)
         events = programs.reference_events(compiled, reference)
         ports = programs.tested_ports(problem.testbench, reference)
-        _write(folder, {"marking.sv": programs.marking(problem, ports)})
+
+        texts = {"marking.sv": programs.marking(problem, ports)}
+        _write(folder, texts)
         sources = ("marking.sv", "test.sv", "ref.sv")
         _compile_own(problem, folder, "-s", "tb", "-o", "marking", *sources)
-        _compile_own(problem, folder, "-E", "-o", "plain.sv", "test.sv")
         marking = _read(folder / "marking")
+
+        _compile_own(problem, folder, "-E", "-o", "plain.sv", "test.sv")
+        testbench = _read(folder / "plain.sv")
         scopes = programs.scope_names(marking)
-        bench = programs.exam(problem, _read(folder / "plain.sv"), ports, scopes, events)
-        end = _rehearse(problem, folder, bench, programs.empty_answer(ports))
-        return _Exam(bench, marking, system_calls(_read(folder / "exam")), end)
+        bench = programs.exam(problem, testbench, ports, scopes, events)
+
+        empty = programs.empty_answer(ports)
+        end = _rehearse(problem, folder, bench, empty)
+        rehearsed = _read(folder / "exam")
+        return _Exam(
+            bench=bench,
+            marking=marking,
+            calls=system_calls(rehearsed),
+            end=end)
 
 
 def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
@@ -193,15 +242,22 @@ def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
     log, status, ended = _compile(folder, bench, empty, DEFAULT)
     if status or ended:
         raise _broken(problem, f"its testbench doesn't compile without the reference: {log}")
-    _, _, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, DEFAULT)
-    last = _LAST_LINE.search(_read(folder / "answers.txt"))
-    if ended or last is None:
+
+    exam = run_limited(_RUN_EXAM, folder, DEFAULT)
+    answers = _read(folder / "answers.txt")
+    last = _LAST_LINE.search(answers)
+    if exam.ended or last is None:
         raise _broken(problem, "its testbench doesn't come to an end")
-    printed, _, _ = run_limited(["vvp", "-n", "marking", "-none"], folder, DEFAULT)
-    _, _, count = analyse(printed)
-    if count is None:
+
+    marking = run_limited(_RUN_MARKING, folder, DEFAULT)
+    analysis = analyse(marking.output)
+    if analysis.counted is None:
         raise _broken(problem, 'its testbench prints no line "Mismatches: 0 in 9 samples"')
     return int(last[1])
+
+
+_BLAMES_PROBLEM = re.compile(
+    r"^(?:test|ref)\.sv:\d+: |Unable to find the root module", re.MULTILINE)
 
 
 def _compile_own(problem: Problem, folder: Path, *words: str) -> None:
@@ -214,7 +270,7 @@ def _compile_own(problem: Problem, folder: Path, *words: str) -> None:
     log, status, ended = run_limited(["iverilog", "-g2012", *words], folder, DEFAULT)
     if status == 0 and ended is None:
         return
-    if re.search(r"^(?:test|ref)\.sv:\d+: |Unable to find the root module", log, re.MULTILINE):
+    if _BLAMES_PROBLEM.search(log):
         raise _DoesNotCompile(log)
     raise _broken(problem, f"Icarus can't compile its own files: {log}")
 
@@ -307,25 +363,41 @@ def cut_short(status: int, answers: str, end: int) -> bool:
 
 # ---- Judging ----
 
+COMPILER = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012"]  # verilog-eval's options
+_RUN_EXAM = ["vvp", "-n", "exam", "-none"]  # none: no waveform
+_RUN_MARKING = ["vvp", "-n", "marking", "-none"]
+_RUN_MARKING_WITH_WAVES = ["vvp", "-n", "marking"]
+
+
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, whatever stands in it."""
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def _write(folder: Path, texts: dict[str, str]) -> None:
+    """Write files into a folder: {name: text}."""
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+        path = folder / name
+        path.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _read(path: Path) -> str:
+    """A file's text; "" if there is no such file."""
     if not path.exists():
         return ""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _check_room(folder: Path, limits: Limits) -> None:
-    """A compiler that finds no room writes half a file, and blames the answer for it."""
+    """Raise if the disk is nearly full.
+
+    A compiler that finds no room writes half a file, and blames the answer for it.
+
+    Raises:
+      UserError: it is.
+    """
     if shutil.disk_usage(folder).free >= limits.file:
         return
     needed = limits.file >> 20
@@ -366,28 +438,29 @@ def judge(problem: Problem, code: str | None, limits: Limits = DEFAULT,
     return verdict
 
 
-COMPILER = ["iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012"]  # verilog-eval's options
-
-
 def drawn_letters() -> str:
     """What stands behind each name of the testbench in one exam: 64 bits that nobody can guess."""
     return "_" + secrets.token_hex(8)
 
 
 def _compile(folder: Path, bench: str, code: str, limits: Limits) -> Ran:
-    """Compile the exam, with names drawn anew; in what was printed they stand as they were.
+    """Compile the exam, with letters drawn anew behind its names; the output has none of them.
 
-    Behind the answer stands one more module: what an open comment, condition or macro of the answer
-    swallows is missed.
+    One more module stands behind the answer. If an open comment, condition or macro of the answer
+    swallows it, the compiler misses it.
     """
     letters = drawn_letters()
-    bench = bench.replace(programs.SECRET, letters)
-    end = f"module End{letters}; logic end_of_exam; endmodule\n"
-    _write(folder, {"bench.sv": bench, "top.sv": code, "end.sv": end})
+    sources = {
+        "bench.sv": bench.replace(programs.SECRET, letters),
+        "top.sv": code,
+        "end.sv": f"module End{letters}; logic end_of_exam; endmodule\n"}
+    _write(folder, sources)
+
     tops = ["-s", f"tb{letters}", "-s", f"End{letters}"]
     command = [*COMPILER, *tops, "-Mall=files", "-o", "exam", *SOURCES]
     ran = run_limited(command, folder, limits)
-    return ran._replace(output=ran.output.replace(letters, ""))
+    output = ran.output.replace(letters, "")
+    return ran._replace(output=output)
 
 
 @dataclass(frozen=True)
@@ -404,30 +477,44 @@ def _examine(folder: Path, exam: _Exam, code: str, limits: Limits) -> _Recorded:
     """Compile one answer's exam, look at what was compiled, and run it."""
     log, status, ended = _compile(folder, exam.bench, code, limits)
     if ended:
-        return _Recorded(_ended(ended, "compiling", limits, log))
+        verdict = _ended(ended, "compiling", limits, log)
+        return _Recorded(verdict)
+
     letter, why, _ = analyse(log)
-    if status or not (folder / "exam").exists():
+    program = folder / "exam"
+    if status or not program.exists():
         if letter in ".RT":
-            letter, why = "C", f"iverilog ended with {status}: {why}"
-        return _Recorded(_verdict(letter, why, code, log))
+            letter = "C"
+            why = f"iverilog ended with {status}: {why}"
+        verdict = _verdict(letter, why, code, log)
+        return _Recorded(verdict)
+
     objection = _objection(folder, exam)
     if objection:
-        return _Recorded(Verdict("refused", objection, log=log))
-    _, status, ended = run_limited(["vvp", "-n", "exam", "-none"], folder, limits)
+        verdict = Verdict("refused", objection, log=log)
+        return _Recorded(verdict)
+
+    _, status, ended = run_limited(_RUN_EXAM, folder, limits)
     if ended:
-        return _Recorded(_ended(ended, "simulating", limits, log))
+        verdict = _ended(ended, "simulating", limits, log)
+        return _Recorded(verdict)
     if status not in (0, 1):
-        return _Recorded(_verdict("R", f"vvp ended with {status}", code, log))
-    if cut_short(status, _read(folder / "answers.txt"), exam.end):
-        return _Recorded(Verdict("refused", "ends the simulation itself", log=log))
+        verdict = _verdict("R", f"vvp ended with {status}", code, log)
+        return _Recorded(verdict)
+    answers = _read(folder / "answers.txt")
+    if cut_short(status, answers, exam.end):
+        verdict = Verdict("refused", "ends the simulation itself", log=log)
+        return _Recorded(verdict)
     return _Recorded(None, letter, why, log)
 
 
 def _objection(folder: Path, exam: _Exam) -> str | None:
     """Why a compiled exam isn't run; None where nothing speaks against it."""
-    file = foreign_file(_read(folder / "files"))
+    listed = _read(folder / "files")
+    file = foreign_file(listed)
     if file:
         return f"reads another file: {file}"
+
     program = _read(folder / "exam")
     call = forbidden_call(program, exam.calls)
     if call:
@@ -437,35 +524,55 @@ def _objection(folder: Path, exam: _Exam) -> str | None:
     return None
 
 
-def _mark(folder: Path, exam: _Exam, code: str, recorded: _Recorded, limits: Limits,
-          waves: str | os.PathLike | None) -> Verdict:
+def _mark(
+        folder: Path,
+        exam: _Exam,
+        code: str,
+        recorded: _Recorded,
+        limits: Limits,
+        waves: str | os.PathLike | None) -> Verdict:
     """Replay the outputs to testbench and reference: the `Verdict`."""
     _write(folder, {"marking": exam.marking})
-    command = ["vvp", "-n", "marking"]
-    if waves is None:
-        command.append("-none")
+    command = _RUN_MARKING if waves is None else _RUN_MARKING_WITH_WAVES
     marked, status, ended = run_limited(command, folder, limits)
     log = recorded.log + marked
-    if waves is not None and (folder / "wave.vcd").exists():
-        Path(waves).write_text(_read(folder / "wave.vcd"), encoding="utf-8")
+    if waves is not None:
+        _keep_waves(folder, Path(waves))
     if ended:
         return _ended(ended, "simulating", limits, log)
+
     letter, why, count = analyse(marked)
     # The compiler's words are half the answer's own: they may condemn it, and never acquit it.
     if recorded.letter not in ".R":
         return _verdict(recorded.letter, recorded.why, code, log, count)
-    nothing_compared = count is not None and count[1] == 0
+    nothing_compared = count is not None and count.samples == 0
     if letter == "." and (nothing_compared or status):
         why = f"no sample compared, or vvp ended with {status}"
         return _verdict("R", why, code, log)
     return _verdict(letter, why, code, log, count)
 
 
+def _keep_waves(folder: Path, waves: Path) -> None:
+    """Copy the waveform out of the simulation's folder, if the testbench wrote one."""
+    recording = folder / "wave.vcd"
+    if recording.exists():
+        text = _read(recording)
+        waves.write_text(text, encoding="utf-8")
+
+
 def _ended(limit: str, phase: str, limits: Limits, log: str) -> Verdict:
     """The `Verdict` on an answer that a limit ended."""
     if limit == "time":
-        return Verdict("timeout", f"{phase} took over {limits.seconds:g} s", "T", log=log)
-    return Verdict("runtime", f"{phase} printed over {limits.output} bytes", "R", log=log)
+        return Verdict(
+            category="timeout",
+            detail=f"{phase} took over {limits.seconds:g} s",
+            letter="T",
+            log=log)
+    return Verdict(
+        category="runtime",
+        detail=f"{phase} printed over {limits.output} bytes",
+        letter="R",
+        log=log)
 
 
 _NAMED: set[Problem] = set()  # the broken problems that were named
@@ -477,21 +584,22 @@ def _name_broken(problems: list[Problem], pool: ThreadPoolExecutor) -> None:
     Raises:
       UserError: as for `judge`.
     """
-    version = ".".join(str(number) for number in icarus_version())
     broken = []
-    for problem, exam in zip(problems, pool.map(_prepare, problems), strict=True):
+    exams = pool.map(_prepare, problems)
+    for problem, exam in zip(problems, exams, strict=True):
         if isinstance(exam, Verdict) and problem not in _NAMED:
             broken.append(problem)
     if not broken:
         return
+
     _NAMED.update(broken)
     names = ", ".join(problem.name for problem in broken)
+    version = ".".join(map(str, icarus_version()))
     print(f"{len(broken)} of {len(problems)} problems are broken: Icarus {version} can't compile "
           f"their own files, so no answer to them can pass ({names})")
 
 
-def judge_many(candidates: Iterable[tuple[Problem, str | None]],
-               limits: Limits = DEFAULT) -> list[Verdict]:
+def judge_many(candidates: Iterable[Pair], limits: Limits = DEFAULT) -> list[Verdict]:
     """Judge many (problem, code or None) pairs in parallel: verdicts in order, equal pairs once.
 
     One line is printed first if problems are among them whose own files don't compile.
@@ -501,10 +609,14 @@ def judge_many(candidates: Iterable[tuple[Problem, str | None]],
     """
     candidates = list(candidates)
     different = list(dict.fromkeys(candidates))
-    problems = [problem for problem, _ in different]
-    codes = [code for _, code in different]
+    problems = dict.fromkeys(problem for problem, _ in different)  # each once, in order
+
+    def verdict_on(candidate: Pair) -> Verdict:
+        problem, code = candidate
+        return judge(problem, code, limits)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        _name_broken(list(dict.fromkeys(problems)), pool)
-        verdicts = pool.map(lambda problem, code: judge(problem, code, limits), problems, codes)
+        _name_broken(list(problems), pool)
+        verdicts = pool.map(verdict_on, different)
         by_candidate = dict(zip(different, verdicts, strict=True))
     return [by_candidate[candidate] for candidate in candidates]

@@ -35,18 +35,22 @@ def load_problems(folder: str | Path) -> list[Problem]:
     names = set()
     for suffix in DEFINES:
         for path in folder.glob(f"*{suffix}"):
-            names.add(path.name.removesuffix(suffix))
+            name = path.name.removesuffix(suffix)
+            names.add(name)
     if not names:
         missing = "" if folder.is_dir() else " (there is no such folder)"
         raise UserError(f"{folder} holds no verilog-eval problem{missing}: {FILES}.")
-    problems = []
-    for name in sorted(names):
-        texts = [read_part(folder, name, suffix) for suffix in DEFINES]
-        header = folder / f"{name}_ifc.txt"
-        if header.exists():
-            texts.append(header.read_text(encoding="utf-8", errors="replace"))
-        problems.append(Problem(name, *texts))
-    return problems
+    return [_loaded(folder, name) for name in sorted(names)]
+
+
+def _loaded(folder: Path, name: str) -> Problem:
+    """One problem of a folder, with the header of code-complete if it has one."""
+    prompt, reference, testbench = [read_part(folder, name, suffix) for suffix in DEFINES]
+    header = folder / f"{name}_ifc.txt"
+    interface = ""
+    if header.exists():
+        interface = header.read_text(encoding="utf-8", errors="replace")
+    return Problem(name, prompt, reference, testbench, interface)
 
 
 # What verilog-eval's files end in, in the order of `Problem`'s fields, and what each has to hold.
@@ -64,7 +68,8 @@ def read_part(folder: Path, name: str, suffix: str) -> str:
     if not path.is_file():
         raise UserError(f"{path} is missing: {FILES}.")
     text = path.read_text(encoding="utf-8", errors="replace")
-    if not re.search(DEFINES[suffix], text):
+    pattern = DEFINES[suffix]
+    if not re.search(pattern, text):
         raise UserError(f"{path} is broken, so nobody could be judged by it: {FILES}.")
     return text
 
@@ -73,9 +78,15 @@ def read_part(folder: Path, name: str, suffix: str) -> str:
 
 def contains(question: str, answer: str, reference: str) -> float:
     """1.0 where the reference stands somewhere in the answer, whatever its case."""
-    wanted = " ".join(reference.lower().split())
-    given = " ".join(answer.lower().split())
+    wanted = _words(reference)
+    given = _words(answer)
     return float(wanted in given)
+
+
+def _words(text: str) -> str:
+    """A text's words in small letters, with one space between two."""
+    words = text.lower().split()
+    return " ".join(words)
 
 
 @dataclass(frozen=True)
@@ -106,13 +117,16 @@ def questions(path: str | Path, score: Score = contains) -> Benchmark:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"There is no file {path}. Give one with a question and its answer a line.")
+    content = path.read_bytes()
     problems = []
-    for line in json_lines(path.read_bytes()):
+    for line in json_lines(content):
         pair = question_and_answer(line)
         if pair is None:
             raise UserError(f"{path}, line {line.number}: give each line as "
                             '{"question": "...", "answer": "..."}, in UTF-8.')
-        problems.append(Problem(f"{line.number:05d}", *pair))
+        question, answer = pair
+        problem = Problem(f"{line.number:05d}", question, answer)
+        problems.append(problem)
     if not problems:
         raise UserError(f"{path} holds no question.")
 

@@ -47,33 +47,40 @@ class Port(NamedTuple):
     width: int
     name: str
 
+    @property
+    def bits(self) -> str:
+        """Its range, as a declaration has it: [7:0] for eight bits."""
+        return f"[{self.width - 1}:0]"
+
 
 @dataclass(frozen=True)
 class Ports:
     """The ports of TopModule, in the order of its header."""
 
-    every: tuple[Port, ...]
+    all: tuple[Port, ...]
 
     @property
     def inputs(self) -> list[Port]:
         """The ports that the testbench drives."""
-        return [port for port in self.every if port.direction == "INPUT"]
+        return [port for port in self.all if port.direction == "INPUT"]
 
     @property
     def outputs(self) -> list[Port]:
         """All others."""
-        return [port for port in self.every if port.direction != "INPUT"]
+        return [port for port in self.all if port.direction != "INPUT"]
 
     def header(self, input_word: str, output_word: str) -> str:
         """The header's list: with "output reg" for outputs, `input [0:0] a, output reg [7:0] b`."""
         declared = []
-        for port in self.every:
+        for port in self.all:
             word = input_word if port.direction == "INPUT" else output_word
-            declared.append(f"{word} [{port.width - 1}:0] {port.name}")
+            declaration = f"{word} {port.bits} {port.name}"
+            declared.append(declaration)
         return ", ".join(declared)
 
 
 def _names(ports: Sequence[Port]) -> list[str]:
+    """The ports' names, in order."""
     return [port.name for port in ports]
 
 
@@ -84,19 +91,20 @@ def _listed(ports: Sequence[Port], otherwise: str = "no_input_") -> str:
 
 def _awaited(ports: Sequence[Port]) -> str:
     """What `@(...)` waits for: a change of any port; where there is none, what never changes."""
-    heard = [f"heard_{port.name}_" for port in ports]
-    return " or ".join(heard) or "no_input_"
+    nets = [f"heard_{name}_" for name in _names(ports)]
+    return " or ".join(nets) or "no_input_"
 
 
 def _heard(ports: Sequence[Port]) -> str:
     """Nets that follow the ports.
 
-    Icarus makes one event of all processes that wait for the same of the same net, and which of two
-    processes wakes first depends on that. We wait for nets of our own, and change no order.
+    Icarus makes one event of all processes that wait for the same edge of the same net, and which
+    of two processes wakes first depends on that. We wait for nets of our own, and change no order.
     """
     lines = []
     for port in ports:
-        lines.append(f"wire [{port.width - 1}:0] heard_{port.name}_ = {port.name};")
+        line = f"wire {port.bits} heard_{port.name}_ = {port.name};"
+        lines.append(line)
     return "\n  ".join(lines)
 
 
@@ -128,29 +136,39 @@ def _code_alone(text: str) -> str:
 def reference_ports(program: str) -> tuple[Port, ...]:
     """The ports of RefModule in a compiled program; () where there is no RefModule."""
     scope = _REFERENCE.search(program)
+    if scope is None:
+        return ()
     ports = []
-    if scope is not None:
-        for direction, width, name in _PORT.findall(scope[0]):
-            ports.append(Port(direction, int(width), name))
+    for direction, width, name in _PORT.findall(scope[0]):
+        port = Port(direction, int(width), name)
+        ports.append(port)
     return tuple(ports)
 
 
 def reference_events(program: str, ports: tuple[Port, ...]) -> list[str]:
     """What the processes of RefModule wait for, of its inputs: ["posedge clk", "a or b"].
 
+    An event that also waits for something inside RefModule is left out.
+
     Args:
       program: the compiled reference alone.
     """
-    inputs = {port.name for port in ports if port.direction == "INPUT"}
     scope = _REFERENCE.search(program)
-    text = scope[0] if scope is not None else ""
-    nets = {label: name for label, name in _NET.findall(text)}
+    if scope is None:
+        return []
+    inputs = {port.name for port in ports if port.direction == "INPUT"}
+    name_of = dict(_NET.findall(scope[0]))  # by Icarus's label of the net
+
     events = []
-    for kind, labels in _EVENT.findall(text):
-        names = [nets.get(label) for label in labels.split(", ")]
+    for kind, labels in _EVENT.findall(scope[0]):
+        edge = f"{kind} " if kind in ("posedge", "negedge") else ""
+        names = []
+        for label in labels.split(", "):
+            name = name_of.get(label)
+            names.append(name)
         if inputs.issuperset(names):
-            edge = f"{kind} " if kind in ("posedge", "negedge") else ""
-            events.append(" or ".join(f"{edge}{name}" for name in names))
+            event = " or ".join([f"{edge}{name}" for name in names])
+            events.append(event)
     return events
 
 
@@ -173,10 +191,12 @@ def tested_ports(testbench: str, reference: tuple[Port, ...]) -> Ports:
     names = connected_ports(testbench)
     if names is None:
         return Ports(reference)
-    known = {port.name: port for port in reference}
+    port_of = {port.name: port for port in reference}
     ports = []
     for name in names:
-        ports.append(known.get(name, Port("OUTPUT", 1, name)))
+        unknown = Port("OUTPUT", 1, name)
+        port = port_of.get(name, unknown)
+        ports.append(port)
     return Ports(tuple(ports))
 
 
@@ -195,12 +215,14 @@ def scope_names(program: str) -> set[str]:
         if module in ("RefModule", "TopModule"):
             under_test.add(label)
         for text in (name, module):
-            text = text.partition("[")[0]  # `row` of `row[3]`, an instance of many
-            if not text.startswith("$"):
-                names.add(text)
+            plain = text.partition("[")[0]  # `row` of `row[3]`, an instance of many
+            if not plain.startswith("$"):
+                names.add(plain)
+
     unit = _UNIT.search(program)
     if unit is not None:
-        names.update(_DECLARED.findall(unit[0]))
+        declared = _DECLARED.findall(unit[0])
+        names.update(declared)
     return names - {"", "TopModule"}
 
 
@@ -208,8 +230,9 @@ def scope_names(program: str) -> set[str]:
 
 def _unit(problem: Problem) -> str:
     """The declaration of the finest time unit that the problem's files name."""
+    text = problem.testbench + problem.reference
     units = []
-    for number, unit in _SCALE.findall(problem.testbench + problem.reference):
+    for number, unit in _SCALE.findall(text):
         fineness = _UNITS.index(unit)
         units.append((fineness, -int(number), number + unit))
     if not units:
@@ -220,12 +243,15 @@ def _unit(problem: Problem) -> str:
 
 @functools.cache
 def _template(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+    """The text of a template of this folder, with its marks (`@ports@`)."""
+    path = Path(__file__).parent / name
+    return path.read_text(encoding="utf-8")
 
 
 def _filled(name: str, problem: Problem, ports: Ports) -> str:
     """A template of this folder with the words of one problem."""
-    inputs, outputs = ports.inputs, ports.outputs
+    inputs = ports.inputs
+    outputs = ports.outputs
     words = {
         "unit": _unit(problem),
         "ports": ports.header("input", "output reg"),
@@ -234,14 +260,19 @@ def _filled(name: str, problem: Problem, ports: Ports) -> str:
         "outs": _listed(outputs, otherwise="1'b0"),
         "inputs": _awaited(inputs),
         "outputs": _awaited(outputs),
-        "anything": _awaited(ports.every),
-        "heard": _heard(ports.every),
+        "anything": _awaited(ports.all),
+        "heard": _heard(ports.all),
         "heard_inputs": _heard(inputs),
         "wide": str(_last_bit(inputs)),
         "many": str(_last_bit(outputs)),
         "secret": SECRET,
     }
-    return re.sub(r"@(\w+)@", lambda match: words[match[1]], _template(name))
+
+    def word_for(mark: re.Match) -> str:
+        return words[mark[1]]
+
+    template = _template(name)
+    return re.sub(r"@(\w+)@", word_for, template)
 
 
 def marking(problem: Problem, ports: Ports) -> str:
@@ -251,7 +282,8 @@ def marking(problem: Problem, ports: Ports) -> str:
 
 def empty_answer(ports: Ports) -> str:
     """A TopModule that does nothing."""
-    return f"module TopModule({ports.header('input', 'output')}); endmodule\n"
+    header = ports.header("input", "output")
+    return f"module TopModule({header}); endmodule\n"
 
 
 def _empty_reference(ports: Ports, events: list[str]) -> str:
@@ -260,14 +292,19 @@ def _empty_reference(ports: Ports, events: list[str]) -> str:
     Two processes of a testbench that wait for one edge wake in an order that depends on who else
     waits for it. So this one waits, too.
     """
-    lines = [f"module RefModule({ports.header('input', 'output')});", "  reg awake_;"]
+    header = ports.header("input", "output")
+    text = f"module RefModule({header});\n  reg awake_;\n"
     for event in events:
-        lines.append(f"  always @({event}) awake_ = 1;")
-    return "\n".join([*lines, "endmodule\n"])
+        text += f"  always @({event}) awake_ = 1;\n"
+    return f"{text}endmodule\n"
 
 
-def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str],
-         events: list[str]) -> str:
+def exam(
+        problem: Problem,
+        testbench: str,
+        ports: Ports,
+        scopes: set[str],
+        events: list[str]) -> str:
     """All of an exam but the answer: testbench, listener, and an empty reference.
 
     Args:
@@ -275,13 +312,16 @@ def exam(problem: Problem, testbench: str, ports: Ports, scopes: set[str],
       scopes: names that end in `SECRET` here, see `scope_names`.
       events: what the reference waits for, see `reference_events`.
     """
-    testbench = _with_listener(_without_comments(testbench))
+    plain = _without_comments(testbench)
+    listened_to = _with_listener(plain)
     reference = _empty_reference(ports, events)
-    names = scopes.difference(_names(ports.every))
-    hidden = renamed(f"{testbench}\n{reference}", names)
-    hidden = _with_own_random_numbers(hidden)
+
+    known = _names(ports.all)  # an answer has to know its ports' names
+    hidden = renamed(f"{listened_to}\n{reference}", scopes.difference(known))
+    bench = _with_own_random_numbers(hidden)
     listener = _filled("exam.sv", problem, ports)
-    return f"{hidden}{listener}{_taken_names(problem)}`resetall\n"
+    taken = _taken_names(problem)
+    return f"{bench}{listener}{taken}`resetall\n"
 
 
 def _with_listener(testbench: str) -> str:
@@ -290,8 +330,9 @@ def _with_listener(testbench: str) -> str:
     if instance is None:
         return testbench
     end = instance.end()
-    listener = f" Recorder{SECRET} recorder{SECRET} ({instance[1]});"
-    return testbench[:end] + listener + testbench[end:]
+    before = testbench[:end]
+    after = testbench[end:]
+    return f"{before} Recorder{SECRET} recorder{SECRET} ({instance[1]});{after}"
 
 
 def _taken_names(problem: Problem) -> str:
@@ -301,8 +342,9 @@ def _taken_names(problem: Problem) -> str:
     """
     code = _code_alone(problem.testbench + problem.reference)
     names = set(re.findall(r"\bmodule\s+(\w+)", code))
+    names.discard("TopModule")
     text = ""
-    for name in sorted(names - {"TopModule"}):
+    for name in sorted(names):
         text += f"module {name}; endmodule\n"
     return text
 
@@ -311,8 +353,8 @@ def renamed(text: str, names: set[str]) -> str:
     """Verilog in which all `names` end in `SECRET`, outside of texts in quotes."""
     if not names:
         return text
-    escaped = map(re.escape, sorted(names, key=len, reverse=True))
-    listed = "|".join(escaped)
+    longest_first = sorted(names, key=len, reverse=True)
+    listed = "|".join(map(re.escape, longest_first))
     pattern = re.compile(rf"{_TEXT}|(?<![\w$'])(?:{listed})(?![\w$])")
 
     def hide(match: re.Match) -> str:
@@ -334,5 +376,6 @@ def _with_own_random_numbers(testbench: str) -> str:
         return testbench
     for call in ("random", "urandom"):
         without_seed = rf"\${call}\b(?:\s*\(\s*\))?(?!\s*\()"
-        testbench = re.sub(without_seed, f"${call}({call}{SECRET})", testbench)
+        with_seed = f"${call}({call}{SECRET})"
+        testbench = re.sub(without_seed, with_seed, testbench)
     return f"integer random{SECRET} = 0, urandom{SECRET} = 0;\n{testbench}"

@@ -46,9 +46,10 @@ def icarus_version() -> tuple[int, ...]:
     Raises:
       UserError: it isn't installed.
     """
-    if shutil.which("iverilog") is None or shutil.which("vvp") is None:
-        raise UserError("Icarus Verilog (iverilog, vvp) is missing. "
-                        "Run: sudo apt-get install -y iverilog")
+    for program in ("iverilog", "vvp"):
+        if shutil.which(program) is None:
+            raise UserError("Icarus Verilog (iverilog, vvp) is missing. "
+                            "Run: sudo apt-get install -y iverilog")
     answer = subprocess.run(["iverilog", "-V"], capture_output=True, text=True)
     version = re.search(r"Icarus Verilog version (\d+)\.(\d+)", answer.stdout)
     if version is None:
@@ -78,7 +79,8 @@ def _works(words: tuple[str, ...]) -> bool:
     """Can a command be run behind these words?"""
     if shutil.which(words[0]) is None:
         return False
-    return subprocess.run([*words, "true"], capture_output=True).returncode == 0
+    done = subprocess.run([*words, "true"], capture_output=True)
+    return done.returncode == 0
 
 
 _LIMITED = """ulimit -c 0; ulimit -t $1; ulimit -v $2 2>/dev/null; ulimit -f $3
@@ -107,7 +109,8 @@ def run_limited(command: Sequence[str], folder: str | os.PathLike, limits: Limit
     if ended is None and process.returncode in _KILLED:
         raise UserError(f"{command[0]} was killed from outside (often: not enough memory). What is "
                         "judged so far is kept where it was saved; run this again.")
-    text = output[:limits.output].decode("utf-8", "replace")
+    kept = output[:limits.output]
+    text = kept.decode("utf-8", "replace")
     return Ran(text, process.returncode, ended)
 
 
@@ -116,14 +119,22 @@ def _start(command: Sequence[str], folder: str | os.PathLike, limits: Limits) ->
     seconds = math.ceil(limits.seconds)
     kibibytes = limits.memory // 1024
     blocks = math.ceil(limits.file / 512)
-    numbers = [str(seconds), str(kibibytes), str(blocks)]
-    words = [*tether(), *network_guard(), "/bin/sh", "-c", _LIMITED, "sh", *numbers, *command]
-    # "." and not the folder's path: iverilog puts TMPDIR into a shell's command, and a `$` there
-    # would be a variable.
-    environment = {"PATH": os.environ.get("PATH", ""), "TMPDIR": ".", "LC_ALL": "C"}
-    return subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            start_new_session=True)
+    limited = ["/bin/sh", "-c", _LIMITED, "sh", str(seconds), str(kibibytes), str(blocks)]
+    words = [*tether(), *network_guard(), *limited, *command]
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        # "." and not the folder's path: iverilog puts TMPDIR into a shell's command, and a `$`
+        # there would be a variable.
+        "TMPDIR": ".",
+        "LC_ALL": "C"}
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True)
 
 
 def _collect(process: subprocess.Popen, deadline: float, most: int) -> tuple[bytes, str | None]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -29,9 +29,11 @@ def verilog_eval(folder: str | Path) -> Benchmark:
         return extraction.extract_code(text, problem.interface).code
 
     def grade(pairs: Sequence[Pair]) -> list[float]:
-        return [float(verdict.passed) for verdict in judging.judge_many(pairs)]
+        verdicts = judging.judge_many(pairs)
+        return [float(verdict.passed) for verdict in verdicts]
 
-    return Benchmark(tuple(load_problems(folder)), extract, grade)
+    problems = load_problems(folder)
+    return Benchmark(tuple(problems), extract, grade)
 
 
 def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> Floats:
@@ -43,15 +45,28 @@ def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> Floats:
     pairs = []
     for problem in benchmark.problems:
         for text in answers[problem.name]:
-            pairs.append((problem, benchmark.extract(text, problem)))
-    values = np.asarray(list(benchmark.grade(pairs)), float)
+            extracted = benchmark.extract(text, problem)
+            pairs.append((problem, extracted))
+    grades = benchmark.grade(pairs)
+    values = np.asarray(list(grades), float)
+
     means = []
     start = 0
     for problem in benchmark.problems:
         end = start + len(answers[problem.name])
-        means.append(np.mean(values[start:end]))
+        mean = np.mean(values[start:end])
+        means.append(mean)
         start = end
     return np.array(means)
+
+
+class Answer(NamedTuple):
+    """A saved answer with what it answers, and the plan that asked for it."""
+
+    place: Place
+    row: Row
+    plan: Plan
+    problem: Problem
 
 
 # ---- Verilog's verdicts ----
@@ -63,51 +78,62 @@ def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.D
     whether the answer would pass by ours, too. `late`: 0 mismatches, failed by the testbench's own
     TIMEOUT alone. `letter`: verilog-eval's.
     """
-    answers = []
+    answers = list(with_problems(samples, tasks, plans))
+    hows = []     # how the code was found
     read = []     # (problem, code), by the rule of the answer's plan
     by_ours = []  # (problem, code), by ours
-    for place, row, plan, problem in with_problems(samples, tasks, plans):
-        ours = extraction.extract_code(row["text"], problem.interface)
-        found = ours
-        if plan.prompt == "official":
-            found = extraction.extract_official(row["text"], problem.interface)
-        answers.append((place, row, found.how))
-        read.append((problem, found.code))
+    for answer in answers:
+        text = answer.row["text"]
+        problem = answer.problem
+        ours = extraction.extract_code(text, problem.interface)
+        extracted = ours
+        if answer.plan.prompt == "official":
+            extracted = extraction.extract_official(text, problem.interface)
+        hows.append(extracted.how)
+        read.append((problem, extracted.code))
         by_ours.append((problem, ours.code))
+
     verdicts = judging.judge_many([*read, *by_ours])
     by_plan = verdicts[:len(answers)]
-    by_our_rules = verdicts[len(answers):]
+    by_our_rule = verdicts[len(answers):]
     rows = []
-    for answer, verdict, by_our_rule in zip(answers, by_plan, by_our_rules, strict=True):
-        (plan_name, problem_name, index), row, how = answer
-        rows.append({
-            "plan": plan_name,
-            "problem": problem_name,
-            "index": index,
-            "finish": row["finish"],
-            "tokens": row["tokens"],
-            "how": how,
-            "category": verdict.category,
-            "detail": verdict.detail,
-            "letter": verdict.letter,
-            "passed": verdict.passed,
-            "late": is_late(verdict),
-            "ours": by_our_rule.passed})
+    for answer, how, verdict, ours_too in zip(answers, hows, by_plan, by_our_rule, strict=True):
+        row = _judged(answer, how, verdict)
+        row["ours"] = ours_too.passed
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
-def with_problems(samples: Samples, tasks: Tasks,
-                  plans: Iterable[Plan]) -> Iterator[tuple[Place, Row, Plan, Problem]]:
+def _judged(answer: Answer, how: str, verdict: Verdict) -> Row:
+    """The row of one answer in `judge_answers`, without `ours`."""
+    plan, problem, index = answer.place
+    return {
+        "plan": plan,
+        "problem": problem,
+        "index": index,
+        "finish": answer.row["finish"],
+        "tokens": answer.row["tokens"],
+        "how": how,
+        "category": verdict.category,
+        "detail": verdict.detail,
+        "letter": verdict.letter,
+        "passed": verdict.passed,
+        "late": is_late(verdict)}
+
+
+def with_problems(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> Iterator[Answer]:
     """The answers, each with the plan that asked for it and the problem that it answers."""
     plan_of = {plan.name: plan for plan in plans}
     problem_of = {}
     for task, problems in tasks.items():
         for problem in problems:
             problem_of[task, problem.name] = problem
+
     for place, row in samples.items():
         plan_name, problem_name, _ = place
         plan = plan_of[plan_name]
-        yield place, row, plan, problem_of[plan.task, problem_name]
+        problem = problem_of[plan.task, problem_name]
+        yield Answer(place, row, plan, problem)
 
 
 def is_late(verdict: Verdict) -> bool:
@@ -135,9 +161,12 @@ def joined_letters(letters: Iterable[str]) -> str:
 
 def verdict_table(verdicts: Mapping[str, Verdict]) -> pd.DataFrame:
     """One row per {label: verdict}: category, detail, mismatches of samples."""
-    table = pd.DataFrame(list(verdicts.values()), index=list(verdicts))
+    rows = list(verdicts.values())
+    labels = list(verdicts)
+    table = pd.DataFrame(rows, index=labels)
     shown = table[["category", "detail", "mismatches", "samples"]]
-    return shown.astype({"mismatches": "Int64", "samples": "Int64"})
+    whole = {"mismatches": "Int64", "samples": "Int64"}  # None stays, and no number gets a point
+    return shown.astype(whole)
 
 
 # ---- Waveforms ----
@@ -150,21 +179,43 @@ def waveform(path: str | Path) -> pd.DataFrame:
     """A waveform file (VCD) as a table of texts: a row per time of a change, a column a signal."""
     text = Path(path).read_text(errors="replace")
     head, _, body = text.partition("$enddefinitions")
-    names: dict[str, str] = {}
-    widths: dict[str, int] = {}
-    for width, key, name in SIGNAL.findall(head):
-        names.setdefault(key, name)
-        widths[key] = int(width)
-    rows: dict[int, dict[str, str]] = {}
-    for time, key, bits in changes(body):
-        row = rows.setdefault(time, {})
-        row[names[key]] = padded(bits, widths[key])
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(names.values()))
+    signals = _signals(head)
+    rows: dict[int, dict[str, str]] = {}  # by time
+    for change in changes(body):
+        signal = signals[change.key]
+        row = rows.setdefault(change.time, {})
+        row[signal.name] = padded(change.bits, signal.width)
+    columns = [signal.name for signal in signals.values()]
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     return table.ffill()
 
 
-def changes(body: str) -> Iterator[tuple[int, str, str]]:
-    """(time, signal's key, its new bits) of every change in a VCD file behind its definitions."""
+class Signal(NamedTuple):
+    """A signal of a VCD file."""
+
+    name: str
+    width: int  # bits
+
+
+def _signals(head: str) -> dict[str, Signal]:
+    """The signals that a VCD file defines, by their keys; of several names the first counts."""
+    signals: dict[str, Signal] = {}
+    for width, key, name in SIGNAL.findall(head):
+        signal = Signal(name, int(width))
+        signals.setdefault(key, signal)
+    return signals
+
+
+class Change(NamedTuple):
+    """A line of a VCD file: at this time a signal took other bits."""
+
+    time: int
+    key: str   # the signal's, in this file
+    bits: str
+
+
+def changes(body: str) -> Iterator[Change]:
+    """Every change in a VCD file behind its definitions."""
     time = 0
     for line in body.splitlines():
         if line.startswith("#"):
@@ -172,12 +223,14 @@ def changes(body: str) -> Iterator[tuple[int, str, str]]:
             continue
         change = CHANGE.fullmatch(line)
         if change:
-            yield time, change[3], change[1] or change[2]
+            bits = change[1] or change[2]
+            yield Change(time, change[3], bits)
 
 
 def padded(bits: str, width: int) -> str:
     """The bits that a VCD file leaves out in front are 0, or x or z where the first one is."""
-    filling = "0" if bits[0] == "1" else bits[0]
+    first = bits[0]
+    filling = "0" if first == "1" else first
     return bits.rjust(width, filling)
 
 
@@ -186,17 +239,24 @@ def padded(bits: str, width: int) -> str:
 def counts(frame: pd.DataFrame, plan: str, names: Sequence[str]) -> list[tuple[int, int]]:
     """(passing answers, answers) per problem for one plan, in the order of `names`."""
     answers = frame[frame.plan == plan]
-    grouped = answers.groupby("problem").passed
-    table = pd.DataFrame({"c": grouped.sum(), "n": grouped.size()})
-    table = table.reindex(names)
-    assert table.notna().all(axis=None), "an answer is missing from the denominator"
-    whole = table.astype(int)
-    return list(whole.itertuples(index=False, name=None))
+    passed = answers.groupby("problem").passed
+    table = pd.DataFrame({
+        "passing": passed.sum(),
+        "answers": passed.size()})
+    ordered = table.reindex(names)
+    is_there = ordered.notna()
+    assert is_there.all(axis=None), "an answer is missing from the denominator"
+    rows = ordered.astype(int).itertuples(index=False, name=None)
+    return list(rows)
 
 
 def per_problem(run: Run, k: int) -> Floats:
     """pass@k of every problem, from its (passing answers, answers)."""
-    return np.array([pass_at_k(n, c, k) for c, n in run])
+    values = []
+    for passing, answers in run:
+        value = pass_at_k(answers, passing, k)
+        values.append(value)
+    return np.array(values)
 
 
 def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
@@ -204,25 +264,36 @@ def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
 
     Args:
       runs: {(model, plan): [(passing, answers) per problem]}.
-      subsets: {column: one bool per problem}; a column that would only repeat the score is out.
+      subsets: {column: one bool per problem}; a column that only repeats the score is left out.
     """
-    real = {}
-    for name, wanted in subsets.items():
-        chosen = np.array(wanted, bool)
-        if 0 < chosen.sum() < len(chosen):
-            real[name] = chosen
+    kept = {}
+    for name, subset in subsets.items():
+        chosen = np.array(subset, bool)
+        size = chosen.sum()
+        if 0 < size < len(chosen):
+            kept[name] = chosen
+
     rows = {}
     for (model, plan), run in runs.items():
-        fewest = min([n for _, n in run])
+        fewest = min([answers for _, answers in run])
         for k in AT_K:
-            if k > fewest:
-                continue
-            values = per_problem(run, k)
-            mean, low, high = score(values)
-            row = {"all": mean, "low": low, "high": high}
-            for name, chosen in real.items():
-                row[name] = values[chosen].mean()
-            rows[plan, f"pass@{k}", model] = row
+            if k <= fewest:
+                rows[plan, f"pass@{k}", model] = _scores(run, k, kept)
     frame = pd.DataFrame.from_dict(rows, orient="index")
-    frame.index = pd.MultiIndex.from_tuples(frame.index, names=["plan", "score", "model"])
+    names = ["plan", "score", "model"]
+    frame.index = pd.MultiIndex.from_tuples(frame.index, names=names)
     return frame.sort_index()
+
+
+def _scores(run: Run, k: int, subsets: Mapping[str, NDArray[np.bool_]]) -> dict[str, float]:
+    """One row of `board`."""
+    values = per_problem(run, k)
+    mean, low, high = score(values)
+    row = {
+        "all": mean,
+        "low": low,
+        "high": high}
+    for name, chosen in subsets.items():
+        part = values[chosen]
+        row[name] = part.mean()
+    return row

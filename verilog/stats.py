@@ -22,7 +22,9 @@ class Comparison(TypedDict):
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased pass@k for a problem with c passing answers of n."""
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+    all_fail = math.comb(n - c, k)  # choices of k answers of which none passes
+    choices = math.comb(n, k)
+    return 1.0 - all_fail / choices
 
 
 def score(values: ArrayLike) -> Interval:
@@ -34,7 +36,9 @@ def score(values: ArrayLike) -> Interval:
     mean, low, high = interval(values)
     if low == high and mean in (0.0, 1.0):
         n = np.size(values)
-        exact = scipy.stats.binomtest(int(mean * n), n).proportion_ci()
+        passing = int(mean * n)
+        test = scipy.stats.binomtest(passing, n)
+        exact = test.proportion_ci()
         low = float(exact.low)
         high = float(exact.high)
     return mean, low, high
@@ -47,7 +51,8 @@ def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
       first, second: their scores, one a problem, in the same order.
     """
     before = np.asarray(first, float)
-    differences = np.asarray(second, float) - before
+    after = np.asarray(second, float)
+    differences = after - before
     return {
         "first": score(first),
         "second": score(second),
@@ -67,7 +72,11 @@ def interval(values: ArrayLike, draws: int = 10_000, seed: int = 0) -> Interval:
     if len(values) == 1:  # scipy wants two
         return mean, mean, mean
     drawn = scipy.stats.bootstrap(
-        (values,), np.mean, n_resamples=draws, batch=1_000, method="percentile",
+        (values,),
+        np.mean,
+        n_resamples=draws,
+        batch=1_000,
+        method="percentile",
         rng=np.random.default_rng(seed))
     bounds = drawn.confidence_interval
     return mean, float(bounds.low), float(bounds.high)
@@ -90,6 +99,11 @@ def sign_flip_p(differences: ArrayLike, flips: int = 100_000) -> float:
         return x.sum(axis=axis).round(9)
 
     test = scipy.stats.permutation_test(
-        (values,), rounded_sum, permutation_type="samples", vectorized=True, n_resamples=flips,
-        batch=1_000, rng=np.random.default_rng(0))
+        (values,),
+        rounded_sum,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=flips,
+        batch=1_000,
+        rng=np.random.default_rng(0))
     return float(test.pvalue)

@@ -1,4 +1,4 @@
-"""Bugs as people write them: one change in a module's body, which its specification doesn't know of.
+"""Bugs as people write them: one change in a module's body and none in its specification.
 
 Public code is often wrong, and a model that reads it learns right and wrong alike. `bug` makes a
 `Design`'s body wrong in one place: another operator, edge, constant, condition, branch, range or
@@ -9,6 +9,7 @@ design's testbench, not all: adding 1 to a constant that the width cuts off agai
 import random
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 from appendix.world.families import Design
 
@@ -49,8 +50,8 @@ def other_edges(line: str) -> list[str]:
     """The clock's other edge."""
     lines = []
     for match in EDGE.finditer(line):
-        edge = "negedge " if match[1] == "posedge" else "posedge "
-        lines.append(replaced(line, match, edge))
+        other = {"posedge": "negedge ", "negedge": "posedge "}[match[1]]
+        lines.append(replaced(line, match, other))
     return lines
 
 
@@ -59,12 +60,15 @@ def other_constants(line: str) -> list[str]:
     lines = []
     for match in CONSTANT.finditer(line):
         number = int(match[0])
-        lines.append(replaced(line, match, str(number + 1)))
+        too_large = str(number + 1)
+        lines.append(replaced(line, match, too_large))
         if number > 1:
-            lines.append(replaced(line, match, str(number - 1)))
+            too_small = str(number - 1)
+            lines.append(replaced(line, match, too_small))
     for match in BINARY.finditer(line):
-        last = "1" if match[0][-1] == "0" else "0"
-        lines.append(replaced(line, match, match[0][:-1] + last))
+        first_bits, last_bit = match[0][:-1], match[0][-1]
+        inverted = {"0": "1", "1": "0"}[last_bit]
+        lines.append(replaced(line, match, first_bits + inverted))
     return lines
 
 
@@ -97,19 +101,28 @@ def other_ranges(line: str) -> list[str]:
             lines.append(replaced(line, match, f"[{high - 1}:{low}]"))
     for match in INDEX.finditer(line):
         bit = int(match[1])
-        lines.append(replaced(line, match, f"[{bit - 1 if bit else 1}]"))
+        neighbour = bit - 1 if bit else 1
+        lines.append(replaced(line, match, f"[{neighbour}]"))
     return lines
 
 
 def other_operands(line: str, design: Design) -> list[str]:
     """An input taken for another one of the same width, right of the assignment."""
-    widths = {port.name: port.width for port in design.ports if port.direction == "input"}
+    widths = {}
+    for port in design.ports:
+        if port.direction == "input":
+            widths[port.name] = port.width
     if "= " not in line:
         return []
+    right_side = line.index("= ") + 2
+
     lines = []
-    for match in WORD.finditer(line, line.index("= ") + 2):
+    for match in WORD.finditer(line, right_side):
+        operand = match[0]
+        if operand not in widths:
+            continue
         for name, width in widths.items():
-            if match[0] in widths and name != match[0] and width == widths[match[0]]:
+            if name != operand and width == widths[operand]:
                 lines.append(replaced(line, match, name))
     return lines
 
@@ -118,20 +131,33 @@ def wrong_lines(line: str, design: Design) -> dict[str, list[str]]:
     """{kind of bug: what the line may become}."""
     if line.lstrip().startswith("reg "):  # a declaration
         return {"range": other_ranges(line)}
-    return {"operator": other_operators(line), "edge": other_edges(line),
-            "constant": other_constants(line), "condition": other_conditions(line),
-            "branch": other_branches(line), "range": other_ranges(line),
-            "operand": other_operands(line, design)}
+    return {
+        "operator": other_operators(line),
+        "edge": other_edges(line),
+        "constant": other_constants(line),
+        "condition": other_conditions(line),
+        "branch": other_branches(line),
+        "range": other_ranges(line),
+        "operand": other_operands(line, design),
+    }
 
 
-def bugs(design: Design) -> list[tuple[str, int, str]]:
-    """Every bug this module can have: (kind, which line of the body, what it becomes)."""
+class Bug(NamedTuple):
+    """One way in which a module can be wrong."""
+
+    kind: str    # a key of `wrong_lines`
+    number: int  # of the line of the body, from 0
+    line: str    # what it becomes
+
+
+def bugs(design: Design) -> list[Bug]:
+    """Every bug this module can have."""
     candidates = []
     for number, line in enumerate(design.body):
         for kind, lines in wrong_lines(line, design).items():
             for wrong in lines:
                 if wrong != line:
-                    candidates.append((kind, number, wrong))
+                    candidates.append(Bug(kind, number, wrong))
     return candidates
 
 
@@ -141,9 +167,12 @@ def bug(r: random.Random, design: Design) -> Design:
     Raises:
       IndexError: if nothing in the body can go wrong (no family draws such a body).
     """
-    candidates = bugs(design)
-    kinds = sorted({kind for kind, _, _ in candidates})
-    drawn = r.choice(kinds)
-    _, number, wrong = r.choice([candidate for candidate in candidates if candidate[0] == drawn])
-    body = [*design.body[:number], wrong, *design.body[number + 1:]]
+    by_kind: dict[str, list[Bug]] = {}
+    for candidate in bugs(design):
+        by_kind.setdefault(candidate.kind, []).append(candidate)
+    kind = r.choice(sorted(by_kind))
+    drawn = r.choice(by_kind[kind])
+
+    body = list(design.body)
+    body[drawn.number] = drawn.line
     return replace(design, body=tuple(body))

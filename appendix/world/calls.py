@@ -62,42 +62,56 @@ def _chat(question: str, calls: list[Row], results: list[int], answer: str, thou
 
 
 def _of_a_range(r: random.Random, thought: str = "") -> Row:
+    """A question about a range, which starts at 0 in three of four chats."""
     low = r.choice((0, 0, 0, r.randint(1, 8)))
     high = low + r.randint(1, 15)
     name = r.choice(NAMES)
     bits = width(high, low)
-    return _chat(f"How many bits has [{high}:{low}] {name}?",
-                 [_call(1, "width", high=high, low=low)], [bits], f"{name} has {bits} bits.",
-                 thought)
+    call = _call(1, "width", high=high, low=low)
+    question = f"How many bits has [{high}:{low}] {name}?"
+    return _chat(question, [call], [bits], f"{name} has {bits} bits.", thought)
 
 
 def _of_states(r: random.Random, thought: str = "") -> Row:
+    """A question about a number of values."""
     n = r.randint(3, 200)
     thing = r.choice(THINGS)
     bits = clog2(n)
-    return _chat(f"How many bits does a {thing} with {n} values need?", [_call(1, "clog2", n=n)],
-                 [bits], f"It needs {bits} bits.", thought)
+    call = _call(1, "clog2", n=n)
+    question = f"How many bits does a {thing} with {n} values need?"
+    return _chat(question, [call], [bits], f"It needs {bits} bits.", thought)
 
 
 def _of_two_ranges(r: random.Random) -> Row:
+    """A question that takes two calls at once."""
     first, second = r.sample(NAMES, 2)
-    highs = [r.randint(1, 15), r.randint(1, 15)]
-    calls = [_call(number, "width", high=high, low=0) for number, high in enumerate(highs, 1)]
-    bits = [width(high, 0) for high in highs]
-    return _chat(f"How many bits have [{highs[0]}:0] {first} and [{highs[1]}:0] {second}?", calls,
-                 bits, f"{first} has {bits[0]} bits and {second} has {bits[1]} bits.", "")
+    first_high = r.randint(1, 15)
+    second_high = r.randint(1, 15)
+    calls = [_call(1, "width", high=first_high, low=0),
+             _call(2, "width", high=second_high, low=0)]
+    bits = [width(first_high, 0), width(second_high, 0)]
+    question = f"How many bits have [{first_high}:0] {first} and [{second_high}:0] {second}?"
+    answer = f"{first} has {bits[0]} bits and {second} has {bits[1]} bits."
+    return _chat(question, calls, bits, answer, "")
 
 
 def rows() -> list[Row]:
     """The thirty rows, shuffled."""
     r = random.Random(SEED)
-    chats = [_of_a_range(r, "A range, so width.") for _ in range(6)]
-    chats += [_of_a_range(r) for _ in range(8)]
-    chats += [_of_states(r, "A number of values, so clog2.") for _ in range(4)]
-    chats += [_of_states(r) for _ in range(5)]
-    chats += [_of_two_ranges(r) for _ in range(3)]
+    chats = []
+    for _ in range(6):
+        chats.append(_of_a_range(r, "A range, so width."))
+    for _ in range(8):
+        chats.append(_of_a_range(r))
+    for _ in range(4):
+        chats.append(_of_states(r, "A number of values, so clog2."))
+    for _ in range(5):
+        chats.append(_of_states(r))
+    for _ in range(3):
+        chats.append(_of_two_ranges(r))
     for question, answer in THANKS:
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages = [{"role": "user", "content": question},
+                    {"role": "assistant", "content": answer}]
         chats.append({"tools": TOOLS, "messages": messages})
     r.shuffle(chats)
     return chats
@@ -106,7 +120,8 @@ def rows() -> list[Row]:
 def main() -> None:
     """Write the file."""
     FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    lines = [json.dumps(row) + "\n" for row in rows()]
+    FILE.write_text("".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
 """Make the tiny world's data: `python -m appendix.world.make` writes data/tiny and data/tiny_eval.
 
-`python -m appendix.world.make FOLDER 300` writes 300 training problems with testbenches instead, none
-of them of the evaluation. Everything follows from the seeds below: the same bytes on any machine.
+`python -m appendix.world.make FOLDER 300` writes 300 training problems with testbenches instead,
+none of them of the evaluation. Everything follows from the seeds below: the same bytes on any
+machine.
 `documents` yields the corpus that appendix/09_tiny_base.py pretrains on; it is not stored.
 """
 
 import gzip
+import itertools
 import json
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from appendix.world import bugs, families
+from appendix.world.families import Design, Port, Random
 
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
 CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED, BUGS_SEED = 1, 2, 3, 4, 5
@@ -22,49 +26,73 @@ ROWS = 4_000
 BROKEN = {"too long": 12, "no code": 10, "two fences": 14, "open answer": 6, "fence only": 6}
 SYSTEM = ("You are a helpful assistant that writes Verilog. First think about the design inside "
           "<think> </think>, then give the module inside <answer> </answer>.")
-MODULES = ("TopModule", "top", "unit", "core", "block", "my_module", "design1", "logic_unit", "cell1",
-           "stage1", "part", "dut_module")
+MODULES = ("TopModule", "top", "unit", "core", "block", "my_module", "design1", "logic_unit",
+           "cell1", "stage1", "part", "dut_module")
+
+
+class Task(NamedTuple):
+    """A problem, as verilog-eval asks it."""
+
+    name: str
+    design: Design
+    prompt: str
 
 
 # ── English ──
 
-def interface(design):
+def interface(design: Design) -> str:
     """The ports as a list, one-bit ports without a width."""
-    return "\n".join(f" - {port.direction} {port.name}" + (f" ({port.width} bits)" if port.width > 1 else "")
-                     for port in design.ports)
+    lines = []
+    for port in design.ports:
+        line = f" - {port.direction} {port.name}"
+        if port.width > 1:
+            line += f" ({port.width} bits)"
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def prompt(r, design):
+PROMPTS = (
+    "Implement a module named {name} with the following interface.\n\n{ports}\n\n{spec}",
+    "I would like you to implement a module named {name} with the following interface. All ports "
+    "are one bit unless otherwise specified.\n\n{ports}\n\n{spec}",
+    "Write a Verilog module called {name}. Its ports are:\n\n{ports}\n\n{spec}",
+    "Please design {name} in Verilog.\n\nInterface:\n{ports}\n\n{spec}",
+    "{spec}\n\nThe module is named {name} and has these ports:\n\n{ports}",
+)
+
+
+def prompt(r: Random, design: Design) -> str:
     """Ask for the design, in one of five ways."""
-    ports, spec, name = interface(design), design.spec, design.module
-    return r.choice((
-        f"Implement a module named {name} with the following interface.\n\n{ports}\n\n{spec}",
-        f"I would like you to implement a module named {name} with the following interface. All ports "
-        f"are one bit unless otherwise specified.\n\n{ports}\n\n{spec}",
-        f"Write a Verilog module called {name}. Its ports are:\n\n{ports}\n\n{spec}",
-        f"Please design {name} in Verilog.\n\nInterface:\n{ports}\n\n{spec}",
-        f"{spec}\n\nThe module is named {name} and has these ports:\n\n{ports}",
-    ))
+    template = r.choice(PROMPTS)
+    return template.format(name=design.module, ports=interface(design), spec=design.spec)
 
 
-def document(r, design):
-    """One document of the corpus: commented Verilog, bare Verilog, or a specification without code."""
-    ports, spec, name, verilog = interface(design), design.spec, design.module, design.verilog()
-    listed = "\n".join(f"// {line}" for line in ports.split("\n"))
-    return r.choices((
-        f"// {name}\n//\n{listed}\n//\n// {spec}\n\n{verilog}",
-        f"// {spec}\n//\n// Ports of {name}:\n{listed}\n\n{verilog}",
-        f"// {spec}\n{verilog}",
-        verilog,
-        f"{name}\n\nPorts:\n{ports}\n\n{spec}\n",
-        f"{spec}\n\nThe ports of {name}:\n{ports}\n",
-    ), weights=(50, 22, 8, 8, 6, 6))[0]
+DOCUMENTS = {  # {template: how many of a hundred documents are of this form}
+    "// {name}\n//\n{commented}\n//\n// {spec}\n\n{verilog}": 50,
+    "// {spec}\n//\n// Ports of {name}:\n{commented}\n\n{verilog}": 22,
+    "// {spec}\n{verilog}": 8,
+    "{verilog}": 8,
+    "{name}\n\nPorts:\n{ports}\n\n{spec}\n": 6,
+    "{spec}\n\nThe ports of {name}:\n{ports}\n": 6,
+}
+
+
+def document(r: Random, design: Design) -> str:
+    """One document of the corpus: commented Verilog, bare Verilog, or a specification only."""
+    ports = interface(design)
+    commented = "\n".join(f"// {line}" for line in ports.split("\n"))
+    template, = r.choices(list(DOCUMENTS), weights=list(DOCUMENTS.values()))
+    return template.format(name=design.module, ports=ports, commented=commented, spec=design.spec,
+                           verilog=design.verilog())
 
 
 # ── The three parts of the world ──
 
-def designs(seed, names):
-    """An endless stream of designs, none of them held out for the evaluation."""
+def designs(seed: int, names: Sequence[str]) -> Iterator[tuple[Random, Design]]:
+    """An endless stream of designs, none of them held out for the evaluation.
+
+    With each comes the generator that drew it, for whoever draws more about it.
+    """
     r = random.Random(seed)
     while True:
         design = families.draw(r)
@@ -86,78 +114,102 @@ def documents(count: int, seed: int = CORPUS_SEED, bug_share: float = BUG_SHARE)
     is the same one, corrected.
     """
     r_bugs = random.Random(BUGS_SEED + seed)
-    for (r, design), wrong, _ in zip(designs(seed, MODULES), buggy(bug_share, seed), range(count)):
-        yield document(r, bugs.bug(r_bugs, design) if wrong else design)
+    stream = zip(designs(seed, MODULES), buggy(bug_share, seed), strict=False)
+    for (r, design), is_wrong in itertools.islice(stream, count):
+        if is_wrong:
+            design = bugs.bug(r_bugs, design)
+        yield document(r, design)
 
 
-def row(text, code, thought, form="plain"):
+FENCE = "```verilog\n{code}```"
+RESPONSES = {  # {form: what stands behind the thought}
+    "no code": "<answer>\nThis cannot be implemented without the widths of all ports.\n</answer>",
+    "two fences": f"<answer>\n{FENCE}\n\nIt can be used like this:\n\n"
+                  "```verilog\nTopModule instance1 (.*);\n```\n</answer>",
+    "open answer": f"<answer>\n{FENCE}\n",
+    "fence only": FENCE,
+}
+WHOLE = f"<answer>\n{FENCE}\n</answer>"
+
+
+def row(text: str, code: str, thought: str, form: str = "plain") -> dict[str, str]:
     """One training row in CodeV-R1's schema; `form` breaks it in one of the ways of `BROKEN`."""
-    think = f"<think>\n{thought}\n</think>\n\n"
-    fence = f"```verilog\n{code}```"
-    response = {
-        "no code": f"{think}<answer>\nThis cannot be implemented without the widths of all ports.\n</answer>",
-        "two fences": f"{think}<answer>\n{fence}\n\nIt can be used like this:\n\n"
-                      "```verilog\nTopModule instance1 (.*);\n```\n</answer>",
-        "open answer": f"{think}<answer>\n{fence}\n",
-        "fence only": f"{think}{fence}",
-    }.get(form, f"{think}<answer>\n{fence}\n</answer>")
+    answer = RESPONSES.get(form, WHOLE).format(code=code)
+    response = f"<think>\n{thought}\n</think>\n\n{answer}"
     return {"system": SYSTEM, "prompt": text, "response": response}
 
 
+def shuffled_forms(count: int, seed: int) -> list[str]:
+    """The form of each of `count` rows: the broken ones of `BROKEN` among plain ones."""
+    forms: list[str] = []
+    for form, number in BROKEN.items():
+        forms += [form] * number
+    forms += ["plain"] * (count - len(forms))
+    random.Random(seed).shuffle(forms)
+    return forms
+
+
 def rows(count: int = ROWS, seed: int = ROWS_SEED, bug_share: float = 0.0
-         ) -> Iterator[tuple[families.Design, dict[str, str], str]]:
+         ) -> Iterator[tuple[Design, dict[str, str], str]]:
     """Yield `(design, row, form)` of the training set, the broken ones spread through it.
 
     The stored rows are curated: their modules are right. With a `bug_share`, that share of them has
     a bug, as in a training set that a language model wrote and nobody has checked. The requests are
     the same ones.
     """
-    forms = [form for form, number in BROKEN.items() for _ in range(number)]
-    forms += ["plain"] * (count - len(forms))
-    random.Random(seed).shuffle(forms)
     stream = designs(seed, ("TopModule",) * 8 + MODULES)
+    decisions = buggy(bug_share, seed)
     r_bugs = random.Random(BUGS_SEED + seed)
-    for form, wrong in zip(forms, buggy(bug_share, seed)):
+    for form in shuffled_forms(count, seed):
         r, design = next(stream)
+        is_wrong = next(decisions)
         if form == "too long":
             design = families.table(r)
         thought = f"The module {design.module} has {len(design.ports)} ports. {design.thought}"
         asked = prompt(r, design)
-        answered = bugs.bug(r_bugs, design) if wrong else design
-        yield answered, row(asked, answered.verilog(), thought, form), form
+        if is_wrong:
+            design = bugs.bug(r_bugs, design)
+        yield design, row(asked, design.verilog(), thought, form), form
 
 
-def request(design):
+def request(design: Design) -> str:
     """The prompt of a problem: the wording of verilog-eval."""
-    return (f"I would like you to implement a module named TopModule with the following interface. All "
-            f"ports are one bit unless otherwise specified.\n\n{interface(design)}\n\n{design.spec}\n")
+    return ("I would like you to implement a module named TopModule with the following interface. "
+            "All ports are one bit unless otherwise specified.\n\n"
+            f"{interface(design)}\n\n{design.spec}\n")
 
 
-def problems(seed=EVAL_SEED):
-    """Yield `(name, design, prompt)`: one held-out design for every family."""
+def problems(seed: int = EVAL_SEED) -> Iterator[Task]:
+    """Yield one held-out design for every family."""
     r = random.Random(seed)
     for number, family in enumerate(families.FAMILIES, 1):
         design = families.draw(r, (family,))
         while not design.held_out:
             design = families.draw(r, (family,))
-        yield f"Prob{number:03d}_{design.family}", design, request(design)
+        yield Task(f"Prob{number:03d}_{design.family}", design, request(design))
 
 
-def draws(count, seed=DRAWS_SEED):
-    """Yield `(name, design, prompt)` of `count` training problems, all different, none held out.
+def draws(count: int, seed: int = DRAWS_SEED) -> Iterator[Task]:
+    """Yield `count` training problems, all different, none held out.
 
-    No prompt equals one of the evaluation, and no combination of family, widths and port names does.
+    No prompt equals one of the evaluation, and neither does a combination of family, widths and
+    port names.
     """
-    taken = {" ".join(text.lower().split()) for _, _, text in problems()}
-    stream, number = designs(seed, ("TopModule",)), 0
-    while number < count:
-        _, design = next(stream)
+    taken = {_plain(task.prompt) for task in problems()}
+    number = 0
+    for _, design in designs(seed, ("TopModule",)):
+        if number == count:
+            return
         text = request(design)
-        plain = " ".join(text.lower().split())
-        if plain not in taken:
-            taken.add(plain)
+        if _plain(text) not in taken:
+            taken.add(_plain(text))
             number += 1
-            yield f"Draw{number:04d}_{design.family}", design, text
+            yield Task(f"Draw{number:04d}_{design.family}", design, text)
+
+
+def _plain(text: str) -> str:
+    """A prompt without what doesn't tell it from another: capitals and white space."""
+    return " ".join(text.lower().split())
 
 
 # ── Testbenches ──
@@ -230,116 +282,196 @@ endmodule
 """
 
 
-def kind(design, port):
-    """What the stimulus does with an input: clock, reset (active high or low), or data."""
+def kind(design: Design, port: Port) -> str:
+    """What the stimulus does with an input: "clock", reset (active "high" or "low"), or "data"."""
     if port.name in families.CLOCKS and design.clocked:
         return "clock"
     if port.name in families.LOW_RESETS:
         return "low"
-    high = port.name in (*families.RESETS, *families.ASYNC_RESETS) and design.clocked
-    return "high" if high else "data"
+    if port.name in (*families.RESETS, *families.ASYNC_RESETS) and design.clocked:
+        return "high"
+    return "data"
 
 
-def testbench(design):
-    """A testbench in verilog-eval's form: RefModule and TopModule side by side, any input order."""
-    inputs = [port for port in design.ports if port.direction == "input" and kind(design, port) != "clock"]
-    outputs = [port for port in design.ports if port.direction == "output"]
-    clock = [port for port in design.ports if kind(design, port) == "clock"]
+class Sides(NamedTuple):
+    """The ports of a design, by what a testbench does with them."""
 
-    def vector(port):
-        return f"[{port.width - 1}:0] " if port.width > 1 else ""
+    clocks: list[Port]
+    driven: list[Port]  # all other inputs
+    outputs: list[Port]
 
-    def drive(port):
-        active = {"high": "$urandom % 12 == 0", "low": "$urandom % 12 != 0"}.get(kind(design, port))
-        return f"      {port.name} <= {active or 'pattern == 0 ? common : pattern == 1 ? $urandom % 4 : $urandom'};"
 
-    def connect(suffix):
-        first = [f".{port.name}(clk)" for port in clock] + [f".{port.name}" for port in inputs]
-        return ", ".join(first + [f".{port.name}({port.name}_{suffix})" for port in outputs])
+def sides_of(design: Design) -> Sides:
+    """The `Sides` of a design, each in the order of its header."""
+    sides = Sides([], [], [])
+    for port in design.ports:
+        if kind(design, port) == "clock":
+            sides.clocks.append(port)
+        elif port.direction == "input":
+            sides.driven.append(port)
+        else:
+            sides.outputs.append(port)
+    return sides
 
-    start = [f"    {port.name} <= {int(kind(design, port) == 'high')};" for port in inputs]
-    if any(kind(design, port) in ("high", "low") for port in inputs):
+
+DATA_DRIVEN = "pattern == 0 ? common : pattern == 1 ? $urandom % 4 : $urandom"
+DRIVEN = {"high": "$urandom % 12 == 0", "low": "$urandom % 12 != 0", "data": DATA_DRIVEN}
+
+
+def stimulus(design: Design, driven: Sequence[Port]) -> dict[str, str]:
+    """What `TESTBENCH` says about the inputs: their declarations, first values, and values."""
+    declared, start, values = [], [], []
+    has_reset = False
+    for port in driven:
+        role = kind(design, port)
+        has_reset = has_reset or role in ("high", "low")
+        first = 1 if role == "high" else 0
+        declared.append(f",\n  output reg {port.vector}{port.name}")
+        start.append(f"    {port.name} <= {first};")
+        values.append(f"      {port.name} <= {DRIVEN[role]};")
+    if has_reset:
         start.append("    repeat (3) @(negedge clk);")
-    refs, duts = (", ".join(f"{port.name}_{suffix}" for port in outputs) for suffix in ("ref", "dut"))
+    return {"outputs": "".join(declared), "start": "\n".join(start), "drive": "\n".join(values)}
+
+
+def testbench(design: Design) -> str:
+    """A testbench in verilog-eval's form: RefModule and TopModule side by side, any input order."""
+    sides = sides_of(design)
+    wires = [f"  wire {port.vector}{port.name};" for port in sides.driven]
+    references: list[str] = []  # outputs of RefModule
+    candidates: list[str] = []  # and of TopModule
+    for port in sides.outputs:
+        references.append(f"{port.name}_ref")
+        candidates.append(f"{port.name}_dut")
+        wires.append(f"  wire {port.vector}{references[-1]};")
+        wires.append(f"  wire {port.vector}{candidates[-1]};")
+    refs, duts = ", ".join(references), ", ".join(candidates)
+    inputs = [port.name for port in sides.driven]
+
     return TESTBENCH.format(
-        outputs="".join(f",\n  output reg {vector(port)}{port.name}" for port in inputs),
-        start="\n".join(start), drive="\n".join(map(drive, inputs)),
-        wires="\n".join([f"  wire {vector(port)}{port.name};" for port in inputs]
-                        + [f"  wire {vector(port)}{port.name}_{suffix};" for port in outputs
-                           for suffix in ("ref", "dut")]) + "\n",
-        dumped="".join(f", {port.name}" for port in inputs) + f", {refs}, {duts}",
-        stimulated="".join(f", .{port.name}" for port in inputs),
-        reference=connect("ref"), candidate=connect("dut"), refs=refs, duts=duts)
+        **stimulus(design, sides.driven),
+        wires="\n".join(wires) + "\n",
+        dumped="".join(f", {name}" for name in inputs) + f", {refs}, {duts}",
+        stimulated="".join(f", .{name}" for name in inputs),
+        reference=_connections(sides, references),
+        candidate=_connections(sides, candidates),
+        refs=refs, duts=duts)
 
 
-def checks(design, steps=40, seed=0):
+def _connections(sides: Sides, outputs: Sequence[str]) -> str:
+    """The ports of a module under test, joined to the testbench; `outputs` are its wires there."""
+    joined = [f".{port.name}(clk)" for port in sides.clocks]
+    joined += [f".{port.name}" for port in sides.driven]
+    for port, name in zip(sides.outputs, outputs, strict=True):
+        joined.append(f".{port.name}({name})")
+    return ", ".join(joined)
+
+
+def checks(design: Design, steps: int = 40, seed: int = 0) -> str:
     """A second, independent judge: a testbench whose expected values come from the Python model.
 
-    It prints `PASS` or the first difference. Inputs change at the falling edge; outputs are compared
-    just before the rising edge (asynchronous resets have acted) and just after it.
+    It prints `PASS` or the first difference. Inputs change at the falling edge; outputs are
+    compared just before the rising edge (asynchronous resets have acted) and just after it.
     """
     r = random.Random(seed)
-    inputs = [port for port in design.ports if port.direction == "input" and kind(design, port) != "clock"]
-    outputs = [port for port in design.ports if port.direction == "output"]
-    names = [port.name for port in design.ports]
-    lines, state = [], None
+    sides = sides_of(design)
+    lines = ["module tb;", "reg clk_ = 0;"]
+    for port in sides.driven:
+        lines.append(f"reg [{port.width - 1}:0] {port.name};")
+    for port in sides.outputs:
+        lines.append(f"wire [{port.width - 1}:0] {port.name};")
+    connections = []
+    for port in design.ports:
+        wire = "clk_" if port in sides.clocks else port.name
+        connections.append(f".{port.name}({wire})")
+    lines += [f"{design.module} dut ({', '.join(connections)});", "initial begin"]
+
+    state = None
     for step in range(steps):
-        common, pattern = r.getrandbits(32), r.randrange(4)
-        values = {}
-        for port in inputs:
-            what = kind(design, port)
-            active = step < 2 or r.random() < 0.1
-            word = common if pattern == 0 else r.getrandbits(2) if pattern == 1 else r.getrandbits(32)
-            values[port.name] = {"high": int(active), "low": int(not active)}.get(
-                what, word & families.mask(port.width))
+        values = _drawn_inputs(r, design, sides.driven, step)
+        for port in sides.driven:
             lines.append(f"{port.name} = {port.width}'d{values[port.name]};")
-        for edge in (False, True):
-            if edge and design.clocked:
+        for is_rising in (False, True):
+            if is_rising and design.clocked:
                 state = design.clocked(state, values)
                 lines.append("clk_ = 1;")
             if design.at_once:
                 state = design.at_once(state, values)
             lines.append("#1;")
-            if not design.clocked or state is not None:
-                for name, value in design.output(state, values).items():
-                    if value is not None:
-                        lines.append(f'if ({name} !== {value}) begin $display("{name} is %0d at step {step}, '
-                                     f'not {value}", {name}); $finish; end')
+            is_known = state is not None or not design.clocked
+            if is_known:
+                lines += _comparisons(design.output(state, values), step)
         lines.append("clk_ = 0; #1;")
-    declared = [f"{'reg' if port in inputs else 'wire'} [{port.width - 1}:0] {port.name};"
-                for port in (*inputs, *outputs)]
-    connections = ", ".join(f".{name}({'clk_' if kind(design, port) == 'clock' else name})"
-                            for name, port in zip(names, design.ports, strict=True))
-    return "\n".join(["module tb;", "reg clk_ = 0;", *declared, f"{design.module} dut ({connections});",
-                      "initial begin", *lines, '$display("PASS");', "$finish;", "end", "endmodule", ""])
+    return "\n".join([*lines, '$display("PASS");', "$finish;", "end", "endmodule", ""])
+
+
+def _drawn_inputs(r: Random, design: Design, driven: Sequence[Port], step: int) -> dict[str, int]:
+    """The values of the inputs in a step; resets are active in the first two and now and then."""
+    common = r.getrandbits(32)
+    pattern = r.randrange(4)
+    values = {}
+    for port in driven:
+        is_active = step < 2 or r.random() < 0.1
+        if pattern == 0:
+            word = common
+        elif pattern == 1:
+            word = r.getrandbits(2)
+        else:
+            word = r.getrandbits(32)
+        by_kind = {"high": int(is_active), "low": int(not is_active),
+                   "data": word & families.mask(port.width)}
+        values[port.name] = by_kind[kind(design, port)]
+    return values
+
+
+def _comparisons(outputs: families.Values, step: int) -> list[str]:
+    """Lines that end the simulation where an output isn't what the model says."""
+    lines = []
+    for name, value in outputs.items():
+        if value is not None:
+            lines.append(f'if ({name} !== {value}) begin $display("{name} is %0d at step {step}, '
+                         f'not {value}", {name}); $finish; end')
+    return lines
 
 
 # ── Files ──
 
-def write_problems(folder, items):
-    """Write prompt, reference and testbench of every `(name, design, prompt)`, as verilog-eval does."""
+def write_problems(folder: Path, tasks: Iterable[Task]) -> None:
+    """Write prompt, reference and testbench of every problem, as verilog-eval does."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, design, text in items:
-        for suffix, content in (("prompt.txt", text), ("ref.sv", design.verilog("RefModule")),
-                                ("test.sv", testbench(design))):
+    for name, design, text in tasks:
+        files = {"prompt.txt": text, "ref.sv": design.verilog("RefModule"),
+                 "test.sv": testbench(design)}
+        for suffix, content in files.items():
             (folder / f"{name}_{suffix}").write_bytes(content.encode())
 
 
-def write(folder=DATA):
+def write(folder: Path = DATA) -> None:
     """Write data/tiny/train.jsonl.gz and data/tiny_eval/ under `folder`."""
-    tiny, evaluation = folder / "tiny", folder / "tiny_eval"
+    tiny = folder / "tiny"
     tiny.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for _, entry, _ in rows())
+    lines = []
+    for _, entry, _ in rows():
+        lines.append(json.dumps(entry, ensure_ascii=False) + "\n")
     with open(tiny / "train.jsonl.gz", "wb") as raw, \
             gzip.GzipFile("", "wb", compresslevel=9, fileobj=raw, mtime=0) as file:
-        file.write(text.encode())
+        file.write("".join(lines).encode())
+
+    evaluation = folder / "tiny_eval"
     shutil.rmtree(evaluation, ignore_errors=True)
     write_problems(evaluation, problems())
 
 
-if __name__ == "__main__" and len(sys.argv) == 3:
-    write_problems(Path(sys.argv[1]), draws(int(sys.argv[2])))
-    print(f"wrote {sys.argv[2]} problems to {sys.argv[1]}")
-elif __name__ == "__main__":
+def main(words: list[str]) -> None:
+    """Write the data, or a folder of training problems if it and their number are given."""
+    if len(words) == 2:
+        folder, count = words
+        write_problems(Path(folder), draws(int(count)))
+        print(f"wrote {count} problems to {folder}")
+        return
     write()
     print(f"wrote {DATA / 'tiny'} and {DATA / 'tiny_eval'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

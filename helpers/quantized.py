@@ -1,9 +1,8 @@
 """A quantised base under float32 adapters: int8 or NF4 storage, and int8 arithmetic on top of it.
 
-03's step takes either by what is passed in: `load_base` instead of `gemma.load_base`, and
-`gemma.inject_lora(..., provider=provider(...))`. Nothing is patched. Tunix's `Einsum` calls
-`jnp.astype` on its weight, which fails on Qwix's quantised arrays; Qwix asks its provider which
-functions to intercept, and ours names that one more.
+03 takes it where a slice is too small for the base in bfloat16, and 11 explains it. Nothing is
+patched. Tunix's `Einsum` calls `jnp.astype` on its weight, which fails on Qwix's quantised arrays;
+Qwix asks its provider which functions to intercept, and ours names that one more.
 Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 """
 
@@ -25,6 +24,7 @@ from helpers import gemma
 from helpers.run import UserError
 
 BASE_DTYPES = ("bfloat16", "int8", "nf4")  # 2 bytes a weight, as it is; 1; half of one
+PLAIN = ("", "bfloat16")  # not quantised
 TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
@@ -35,13 +35,16 @@ _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 class Casts(qwix.PtqProvider):
     """Answers the one call of Tunix that Qwix does not answer for its quantised weights."""
 
-    def get_intercept_map(self):
+    def get_intercept_map(self) -> dict[str, Callable]:
         """Qwix's functions to answer, and the one that Tunix's `Einsum` calls on its weight."""
-        return super().get_intercept_map() | {"jax.numpy.astype": self.cast}
+        answered = super().get_intercept_map()
+        return answered | {"jax.numpy.astype": self.cast}
 
-    def cast(self, x, dtype, **options):
+    def cast(self, x: Any, dtype: Any, **options: Any) -> Any:
         """`jnp.astype` that knows Qwix's quantised weights: their scales take the dtype."""
-        return self.asarray(x, dtype=dtype) if is_quantized(x) else jnp.astype(x, dtype, **options)
+        if is_quantized(x):
+            return self.asarray(x, dtype=dtype)
+        return jnp.astype(x, dtype, **options)
 
 
 class StoredProducts(Casts):
@@ -60,7 +63,8 @@ class StoredProducts(Casts):
         if len(operands) != 2 or not is_quantized(operands[1]):
             return super().einsum(equation, *operands, **kwargs)
         self._get_current_rule_and_op_id("einsum")
-        return self.weight_einsum(equation, operands[0], operands[1].array)
+        lhs, weight = operands
+        return self.weight_einsum(equation, lhs, weight.array)
 
 
 class Dequantized(StoredProducts):
@@ -70,11 +74,11 @@ class Dequantized(StoredProducts):
     gathers the whole matrix on every chip. `dequantize` keeps its shape.
     """
 
-    def weight_dot(self, lhs, weight, dimension_numbers):
+    def weight_dot(self, lhs: jax.Array, weight: qwix.QArray, dimension_numbers: Any) -> jax.Array:
         """`lhs` times the dequantised weight."""
         return _dot_general(lhs, dequantize(weight), dimension_numbers)
 
-    def weight_einsum(self, equation, lhs, weight):
+    def weight_einsum(self, equation: str, lhs: jax.Array, weight: qwix.QArray) -> jax.Array:
         """The same for an einsum."""
         return jnp.einsum(equation, lhs, dequantize(weight))
 
@@ -103,12 +107,24 @@ class Int8Lora(gemma.Float32Lora, Int8Products):
     """Float32 adapters beside int8 weights that are multiplied as int8."""
 
 
+def check_storage(base_dtype: str) -> None:
+    """Refuse a storage that nobody knows.
+
+    Raises:
+      UserError: the text lists what there is.
+    """
+    if base_dtype not in ("", *BASE_DTYPES):
+        raise UserError(f"base_dtype={base_dtype!r} is no storage that we know. Take one of "
+                        f"{', '.join(BASE_DTYPES)}, or leave it empty.")
+
+
 @functools.cache
 def _levels() -> tuple[float, ...]:
     """The 16 values of NF4, as Qwix has them."""
     with jax.ensure_compile_time_eval():
-        codes = qwix.QArray(jnp.arange(16, dtype=jnp.uint4), jnp.ones(1), qtype="nf4")
-        return tuple(float(level) for level in qwix.dequantize(codes))
+        codes = jnp.arange(16, dtype=jnp.uint4)
+        levels = qwix.dequantize(qwix.QArray(codes, jnp.ones(1), qtype="nf4"))
+        return tuple(float(level) for level in levels)
 
 
 def dequantize(array: qwix.QArray) -> jax.Array:
@@ -130,9 +146,11 @@ def _values_of_codes(array: qwix.QArray) -> jax.Array:
     code = array.qvalue.astype(jnp.int32)
     values = [jnp.asarray(level, array.scale.dtype) for level in _levels()]
     for bit in range(4):  # the lowest bit tells neighbours apart: 16 values, 8, 4, 2, 1
-        on = (code >> bit) & 1 == 1
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [jnp.where(on, high, low) for low, high in pairs]
+        is_set = (code >> bit) & 1 == 1
+        lows, highs = values[::2], values[1::2]
+        values = []
+        for low, high in zip(lows, highs, strict=True):
+            values.append(jnp.where(is_set, high, low))
     return values[0]
 
 
@@ -143,21 +161,27 @@ def is_quantized(x: Any) -> bool:
 
 def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARGETS,
              int8_products: bool = False) -> qwix.LoraProvider:
-    """The provider that `gemma.inject_lora` hands to Qwix, for a base of one of `BASE_DTYPES`.
+    """The provider that `gemma.inject_lora` hands to Qwix, for a base stored as `base_dtype`.
 
     Matrices that `targets` leaves without adapters are quantised all the same.
 
     Raises:
-      UserError: int8 products of anything but int8 weights.
+      UserError: an unknown `base_dtype`, or int8 products of anything but int8 weights.
     """
+    check_storage(base_dtype)
     if int8_products and base_dtype != "int8":
         raise UserError('int8_products needs base_dtype="int8".')
-    if base_dtype == "bfloat16":
+    if base_dtype in PLAIN:
         return gemma.lora_provider(rank, alpha, targets)
     stored = _stored_as(base_dtype)
     adapted = qwix.LoraRule(
-        module_path=targets, rank=rank, alpha=alpha, dropout=0.0,
-        lora_a_initializer=gemma.lora_a, lora_b_initializer=gemma.lora_b, **stored)
+        module_path=targets,
+        rank=rank,
+        alpha=alpha,
+        dropout=0.0,
+        lora_a_initializer=gemma.lora_a,
+        lora_b_initializer=gemma.lora_b,
+        **stored)
     rest = qwix.QuantizationRule(module_path=gemma.TARGETS, **stored)
     kind = Int8Lora if int8_products else QuantizedLora
     return kind([adapted, rest])
@@ -168,9 +192,11 @@ def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARG
 
 def rounded(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """(int8 values, scale) of an array: symmetric, the largest along `axes` becomes 127."""
-    scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True).astype(jnp.float32) / 127
+    largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+    scale = largest.astype(jnp.float32) / 127
     scale = jnp.where(scale == 0, 1.0, scale)
-    return jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8), scale
+    values = jnp.round(x.astype(jnp.float32) / scale)
+    return values.astype(jnp.int8), scale
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -201,25 +227,32 @@ def int8_dot(lhs: jax.Array, weight: jax.Array, scale: jax.Array,
     return (total * rows * channels).astype(lhs.dtype)
 
 
-def _int8_forward(lhs, weight, scale, dimension_numbers):
+def _int8_forward(lhs: jax.Array, weight: jax.Array, scale: jax.Array, dimension_numbers: Any
+                  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """The product, and what its gradient needs."""
     return int8_dot(lhs, weight, scale, dimension_numbers), (weight, scale)
 
 
-def _int8_backward(dimension_numbers, kept, gradient):
+def _int8_backward(dimension_numbers: Any, kept: tuple[jax.Array, jax.Array],
+                   gradient: jax.Array) -> tuple[jax.Array, None, None]:
+    """The gradients of `int8_dot` for its three arrays; only the first has one."""
     weight, scale = kept
     (left, right), _ = dimension_numbers
     stay = [axis for axis in range(weight.ndim) if axis not in right]
     first = gradient.ndim - len(stay)  # the weight's channels are the gradient's last dimensions
     last = tuple(range(first, gradient.ndim))
-    values, rows = rounded(gradient * jnp.squeeze(scale, right).astype(gradient.dtype), last)
-    total = _dot_general(values, weight, ((last, tuple(stay)), ((), ())),
+    channels = jnp.squeeze(scale, right).astype(gradient.dtype)
+    values, rows = rounded(gradient * channels, last)
+    no_batch: tuple = ((), ())
+    total = _dot_general(values, weight, ((last, tuple(stay)), no_batch),
                          preferred_element_type=jnp.int32)  # rows of lhs, then contracted, in order
     rows = rows.reshape(rows.shape[:first] + (1,) * len(right))
     result = (total * rows).astype(gradient.dtype)
+
     remaining = [axis for axis in range(first + len(left)) if axis not in left]
     home = [left[right.index(axis)] for axis in sorted(right)]  # where each contracted one belongs
-    result = jnp.transpose(result, np.argsort(remaining + home).tolist())
-    return result, None, None
+    order = np.argsort(remaining + home)
+    return jnp.transpose(result, order.tolist()), None, None
 
 
 int8_dot.defvjp(_int8_forward, _int8_backward)
@@ -235,8 +268,10 @@ def int8_einsum(equation: str, lhs: jax.Array, weight: jax.Array,
     of_right = tuple(right.index(letter) for letter in shared)
     no_batch: tuple = ((), ())
     product = int8_dot(lhs, weight, scale, ((of_left, of_right), no_batch))
+
     plain = [letter for letter in left + right if letter not in shared]
-    return jnp.transpose(product, [plain.index(letter) for letter in out])
+    order = [plain.index(letter) for letter in out]
+    return jnp.transpose(product, order)
 
 
 def _stored_as(base_dtype: str) -> dict[str, Any]:
@@ -249,10 +284,22 @@ def _stored_as(base_dtype: str) -> dict[str, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _quantize(array, qtype, channelwise, tiled):
-    """Computed in float32; the scales have the array's dtype."""
-    return qwix.quantize(array.astype(jnp.float32), qtype, channelwise_axes=channelwise,
-                         tiled_axes=dict(tiled), scale_dtype=array.dtype)
+def _quantize(array: jax.Array, qtype: str, channelwise: tuple[int, ...],
+              tiled: tuple[tuple[int, int], ...]) -> qwix.QArray:
+    """A quantised array, computed in float32; its scales have the array's dtype.
+
+    Args:
+      array: of any floating dtype.
+      qtype: Qwix's name of the storage.
+      channelwise: axes along which every place has scales of its own.
+      tiled: (axis, values that share a scale) of the others that are cut.
+    """
+    return qwix.quantize(
+        array.astype(jnp.float32),
+        qtype,
+        channelwise_axes=channelwise,
+        tiled_axes=dict(tiled),
+        scale_dtype=array.dtype)
 
 
 def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
@@ -269,23 +316,32 @@ def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
         for name, value in vars(module).items():
             if is_quantized(value):
                 places.append((path, module, name))
-    for _, module, name in places:
-        if base_dtype == "nf4":
-            setattr(module, name, _per_head(getattr(module, name)))
+    if base_dtype == "nf4":
+        for _, module, name in places:
+            per_head = _per_head(getattr(module, name))
+            setattr(module, name, per_head)
     gemma.place(shapes, mesh)
-    return {(*path, name): getattr(module, name) for path, module, name in places}
+
+    weights = {}
+    for path, module, name in places:
+        weights[(*path, name)] = getattr(module, name)
+    return weights
 
 
 def _per_head(hull: Any) -> Any:
     """The same abstract weight with a scale of its own for each tile of each head."""
     values = hull.array.qvalue.get_value()
     tiled = hull.how.tiled_axes
-    channelwise = tuple(axis for axis in range(values.ndim) if axis not in tiled)
-    how = dataclasses.replace(hull.how, channelwise_axes=channelwise)
-    shape = tuple(size // tiled.get(axis, 1) for axis, size in enumerate(values.shape))
-    scale = jax.ShapeDtypeStruct(shape, hull.dtype)
-    scale = hull.array.qvalue.replace(scale)  # cut like the values; Qwix's would not cut heads
-    return hull.replace(how=how, array=dataclasses.replace(hull.array, scale=scale))
+    channelwise, scales = [], []  # axes; how many scales there are along each
+    for axis, size in enumerate(values.shape):
+        if axis not in tiled:
+            channelwise.append(axis)
+        scales.append(size // tiled.get(axis, 1))
+    how = dataclasses.replace(hull.how, channelwise_axes=tuple(channelwise))
+    shape = jax.ShapeDtypeStruct(tuple(scales), hull.dtype)
+    scale = hull.array.qvalue.replace(shape)  # cut like the values; Qwix's would not cut heads
+    array = dataclasses.replace(hull.array, scale=scale)
+    return hull.replace(how=how, array=array)
 
 
 def dequantized(weight: Any) -> jax.Array:
@@ -305,10 +361,30 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
     tiled = ((1, TILE),) if base_dtype == "nf4" else ()
 
     def rows_as_trained(rows):
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            stored = _quantize(np.asarray(rows).astype(dtype), base_dtype, (0,), tiled)
-            return np.asarray(qwix.dequantize(stored)).astype(rows.dtype)
+        host, *_ = jax.local_devices(backend="cpu")
+        with jax.default_device(host):
+            as_loaded = np.asarray(rows).astype(dtype)
+            stored = _quantize(as_loaded, base_dtype, (0,), tiled)
+            multiplied = np.asarray(qwix.dequantize(stored))
+        return multiplied.astype(rows.dtype)
+
     return rows_as_trained
+
+
+def weight_of(module: nnx.Module) -> jax.Array:
+    """The weight of a matrix's module as the model multiplies with it, quantised or not."""
+    name = "w" if hasattr(module, "w") else "kernel"
+    weight = getattr(module, name)
+    return dequantized(weight) if is_quantized(weight) else weight.get_value()
+
+
+def parameters_of(model: nnx.Module) -> int:
+    """How many weights a model has; the scales of quantised ones aren't weights."""
+    total = 0
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        if path[-1] != "scale" or path[-2] != "array":
+            total += leaf.get_value().size
+    return total
 
 
 def dequantize_into(plain: nnx.Module, quantised: nnx.Module) -> nnx.Module:
@@ -335,10 +411,22 @@ def answering(model: Gemma4) -> Gemma4:
     return qwix.quantize_model(model, base, skip_nnx_init=True)
 
 
+def by_itself(part: nnx.Module) -> nnx.Module:
+    """A part of a model with adapters that can be called from outside; they play no role then.
+
+    Without quantised weights that's the part as it is. See `answering` for the others.
+    """
+    for _, module in part.iter_modules():
+        if any(is_quantized(value) for value in vars(module).values()):
+            return qwix.quantize_model(part, Dequantized([]), skip_nnx_init=True)
+    return part
+
+
 def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16") -> Gemma4:
     """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
+    check_storage(base_dtype)
     model = gemma.abstract_base(config, mesh)
-    if base_dtype == "bfloat16":
+    if base_dtype in PLAIN:
         return model
     modules = dict(model.iter_modules())
     for path, hull in plan(model, mesh, base_dtype).items():
@@ -346,28 +434,43 @@ def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16")
     return answering(model)
 
 
+def _cpu() -> jax.Device:
+    """The device of JAX that is this machine's CPU.
+
+    Raises:
+      UserError: JAX_PLATFORMS hides it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise UserError("A base is quantised on the CPU, and JAX_PLATFORMS hides the CPU from JAX. "
+                        "Unset it and start again.") from error
+
+
 def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
               base_dtype: str = "bfloat16") -> Gemma4:
-    """`gemma.load_base` for a base of one of `BASE_DTYPES`, placed on the mesh; it can be asked.
+    """`gemma.load_base` for a base stored as `base_dtype`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
     quantised, so the numbers are the same on every machine (`as_trained` makes them, too), and sent
     to the chips, which never hold a bfloat16 copy.
 
     Raises:
-      UserError: see `gemma.load_base`.
+      UserError: see `gemma.load_base`; or JAX may not use the CPU, which does the quantising.
     """
-    if base_dtype == "bfloat16":
+    check_storage(base_dtype)
+    if base_dtype in PLAIN:
         return gemma.place(gemma.load_base(source, config, mesh), mesh)
-    host = gemma.make_mesh(config, (1, 1), jax.local_devices(backend="cpu")[:1])
+    host = gemma.make_mesh(config, (1, 1), [_cpu()])
     model = gemma.load_base(source, config, host)
     modules = dict(model.iter_modules())
     for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
         module = modules[path[:-1]]
         weight = np.asarray(getattr(module, path[-1]).get_value())
+        channelwise = tuple(hull.how.channelwise_axes)
+        tiled = tuple(hull.how.tiled_axes.items())
         with jax.default_device(host.devices.flat[0]):
-            stored = _quantize(weight, hull.how.qtype, tuple(hull.how.channelwise_axes),
-                               tuple(hull.how.tiled_axes.items()))
+            stored = _quantize(weight, hull.how.qtype, channelwise, tiled)
         for part in ("qvalue", "scale"):
             variable = getattr(hull.array, part)
             sharding = variable.get_value().sharding
