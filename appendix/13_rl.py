@@ -190,16 +190,11 @@ for name, adapters in (("after", policy), ("before", bench.start)):
 # %%
 old = bench.merge(bench.frozen, bench.start)
 new = bench.merge(bench.frozen, policy)
-adapted = gemma.adapted_modules(bench.model)
-moved = stuck = 0
-for path, weight in new.items():
-    module = ".".join(map(str, path[:-1]))
-    if (weight != old[path]).any():
-        moved += 1
-    elif module in adapted:
-        stuck += 1
-print(f"{moved} of {len(new)} arrays moved; "
-      f"of the {len(adapted)} that have adapters, {stuck} did not")
+modules = gemma.adapted_modules(bench.model)
+moved = {path for path, weight in new.items() if (weight != old[path]).any()}
+adapted = {path for path in new if ".".join(map(str, path[:-1])) in modules}
+print(f"{len(moved)} of {len(new)} arrays moved; "
+      f"of the {len(adapted)} that have adapters, {len(adapted - moved)} did not")
 
 # %% [markdown]
 # *Three: rewards that are all equal change nothing*, not even through the optimizer's momentum.
