@@ -346,12 +346,14 @@ print(stub, verdict, sep="\n")
 # Three policies train alike, and only the judge that pays them differs. The first one is paid by the naive judge,
 # and the second one by ours. The third one is paid for whatever compiles, as you might do without a testbench.
 #
-# They don't leave from section 6's start. They leave from one of their own, because its rows have the stub in one
-# of four, where the first start has it in one of ten (and `top_module` in 15 of 100). From the first start we tried
-# it twice, and the exploit stayed rare: only half of its stubs were spelt so that they win, so they were paid no
-# better than honest answers (LOG.md tells of both). So we don't ask any more whether a model *finds* an exploit. We
-# ask what a judge makes of one that the model can write. These arms also take 30 steps instead of 20, at a learning
-# rate that stays. If it fell to zero, the run might end before the exploit has spread.
+# They don't leave from section 6's start but from a second one, `gamed`. One in four of its rows is a stub, where
+# the first start has one in ten. (To make room, only 15 % are called `top_module`.) Why a start of their own? From
+# the first one we tried it twice, and the exploit stayed rare. Only half of the stubs were spelt so that they win,
+# so they were paid no better than honest answers (LOG.md tells of both runs). So we don't ask any more whether a
+# model *finds* an exploit. We ask what a judge makes of one that the model can write.
+#
+# These arms also take 30 steps instead of 20, and their learning rate stays where it is. If it fell to zero, the run
+# might end before the exploit has spread.
 #
 # **What will each of the three learn?** Guess first.
 
