@@ -15,7 +15,9 @@
 #
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
-# OPENING
+# You've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a testbench.
+# Can its verdict alone make the model better? And what happens if the judge can be fooled? In our runs the verdict
+# lifts pass@1 by some 0.17. A judge that can be fooled brings it to zero, while the reward keeps rising.
 #
 # So far the model has copied answers that somebody else had written. Here it writes its own. A simulator says
 # which of them work, and training makes those likelier. That's how
@@ -28,7 +30,7 @@
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
 # | **Takes** | the tiny base, `data/rl/` (two starts, stored runs), `appendix/world/` (problems) |
 # | **Makes** | figures |
-# | **Costs** | about two minutes on two cores; the stored runs took HOURS core-hours |
+# | **Costs** | about two minutes on two cores; the stored runs took about two core-hours |
 
 # %% [markdown]
 # ## Before we start
@@ -295,7 +297,15 @@ style.finish(fig, "13_gains", "data/rl, means of the seeds; bars: 95 % over the 
 gains.round(3)
 
 # %% [markdown]
-# AFTERGAINS
+# **The three arms that use the verdict gain some 0.17 each, and more of the same rows gains nothing.** So the verdict
+# is what helps, and not the algorithm: these three can't be told apart here. (We had expected that DPO and rejection
+# sampling would gain less.) Where they differ is pass@5: REINFORCE and DPO raise it, too,
+# and rejection sampling doesn't.
+#
+# Where does the gain come from? From choosing. The wrong module name, for one, disappears within a few steps. The
+# likeliest answer was often right before: greedily the start passes 33, 33 and 32 of 38 problems in the three seeds,
+# and REINFORCE's policies 30, 31 and 32 (`data/rl`). So the reward doesn't mend what the model would say first. It
+# teaches it not to stray from that.
 #
 # What happened on the way? The thin lines are single steps, and the thick ones are means of five. *KL* says how far
 # the policy has moved from the start. We estimate it from eight answers, so it can come out below zero.
@@ -383,7 +393,11 @@ for name, rows in parts.items():
 pd.concat(means, axis=1).round(3)
 
 # %% [markdown]
-# AFTERHACK
+# On the left the pay rises, and in the last six steps not one answer works. Four of five print the winning line. (Not
+# all of them are paid, because some spell it wrong.) Under our judge the same line has died out after some fifteen
+# steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling than it
+# was. The line earns nothing extra there, so it becomes rare as well. Somewhat more answers work, since what works
+# has to compile first.
 #
 # <details><summary><b>You only see the orange curve on the left. How would you notice?</b></summary>
 #
@@ -409,7 +423,8 @@ pd.concat(means, axis=1).round(3)
 # - A reward from the testbench chooses among the things that the model can write already.
 # - Before you trust a curve, check log-probabilities, weights, equal rewards, and the gradient.
 # - Compare a policy with as many answers and as many steps, spent in another way, on the same problems.
-# - RECAPHACK
+# - Under a judge that could be fooled, the pay rose until nothing worked. Under one that no answer can talk to, the
+#   same exploit died out.
 #
 # `python -m appendix.rl_runs` makes what `data/rl/` lacks of the starts and the stored runs.
 #
