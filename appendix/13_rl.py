@@ -15,24 +15,22 @@
 #
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
-# **The reward helped little, and chance may explain it.** After 24 steps of 32 answers the share of right
-# answers to 38 held-out problems rose from 0.724 to 0.744 (+0.020, −0.023 to +0.066, three seeds). Drawing
-# as many from the start and training on those that passed changed nothing (−0.001); as many more steps of
-# 03's fine-tuning (SFT) took 0.068. **A judge that believes what an answer prints kept an exploit alive
-# that ours removed**: in the last six steps 9 and 3 % of the answers (two seeds) printed the winning line,
-# with ours 0.0 and 0.5 %.
+# You've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a testbench.
+# Can its verdict alone make the model better? And what happens if the judge can be fooled? In our runs the verdict
+# lifts pass@1 by some 0.17. A judge that can be fooled brings it to zero, while the reward keeps rising.
 #
-# So far the model copied answers. Here it writes its own, a simulator says which of them work, and the
-# model is pushed towards those, as in [CodeV-R1](https://arxiv.org/abs/2505.24183). You take a step, prove
-# that the model that is trained is the one that answers, make Tunix take the same step, and read our
+# So far the model has copied answers that somebody else had written. Here it writes its own. A simulator says
+# which of them work, and training makes those likelier. That's how
+# [CodeV-R1](https://arxiv.org/abs/2505.24183) was trained, too. You'll take one step yourself and prove that the
+# model that's trained is the model that answers. Then Tunix takes the same step, and at the end you read our
 # stored runs.
 #
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
-# | **Takes** | the tiny base, `data/rl/` (03's adapters, stored runs), `appendix/world/` (problems) |
+# | **Takes** | the tiny base, `data/rl/` (two starts, stored runs), `appendix/world/` (problems) |
 # | **Makes** | figures |
-# | **Costs** | a minute on two cores; the stored runs about an hour |
+# | **Costs** | about two minutes on two cores; the stored runs took about two core-hours |
 
 # %% [markdown]
 # ## Before we start
@@ -59,93 +57,113 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What is there to gain?
-# **pass@1** is the chance that one answer is right, **pass@5** that one of five is
-# ([07](07_eval.ipynb)). **Our tuned model is right more often in five tries than in one. What does it know
-# that it does not say?**
+# **Why should a model get better without seeing a single new answer?** Because it often knows better than it
+# writes. 02's rows were curated: every answer had been checked. Most training sets aren't like that. So for this
+# page we fine-tuned the tiny base on rows that nobody had checked, and called the result the *start*:
 #
-# <details><summary>Answer</summary>
+# - In 20 % of its rows the module has a bug.
+# - In 30 % the module is called `top_module`, whatever the request says. Code looks like that if it was
+#   collected from a site where every exercise uses this name.
+# - In 10 % the answer solves nothing. It prints the line by which some judges recognize a right answer.
+#   Section 7 is about those.
 #
-# It can write the right module, and often writes another. To be right at once it needs a better choice
-# among what it says already. That is what a reward teaches; what is never written is never rewarded.
-#
-# </details>
-#
-# All that follows starts from adapters that 03 left after a tiny run. They belong to an earlier tiny base,
-# whose corpus had no bugs ([09](09_tiny_base.ipynb) has today's; the runs on it are still to be made). For
-# each of three seeds we stored seven answers to each held-out problem, drawn at temperature 0.8:
+# A model that learns from such rows writes such rows. How good is it? **pass@1** is the chance that one answer is
+# right, and **pass@5** is the chance that at least one of five is ([07](07_eval.ipynb)). With each of three seeds
+# we drew seven answers to each of the 38 held-out problems, at temperature 0.8, and stored which ones pass:
 
 # %%
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
-from flax import nnx
 
-import verilog
-from appendix import rl
+from appendix import rl, rl_tunix
 from appendix import rl_runs as lab
 from helpers import gemma, style
-from verilog import stats
 
 runs = lab.stored()
-before = runs.query("arm == 'reinforce' and step == 0")
-counts = np.array([[int(c) for c in text] for text in before.drawn])  # [seeds, problems], of seven
-known = {k: np.mean([verilog.pass_at_k(7, int(c), k) for c in counts.ravel()]) for k in (1, 5)}
-print(f"38 held-out problems, {len(counts)} times: pass@1 {known[1]:.3f}, pass@5 {known[5]:.3f}")
+passes = lab.drawn_passes(runs)
+lab.scores(passes, ["start"]).round(3)
 
 # %% [markdown]
-# ## 2. Problems that can be checked
-# A reward needs problems with testbenches, and not those of the exam. The generator of 02's data writes
-# 300: no prompt of the evaluation, and no combination of its families, widths and names of ports.
-
-# %%
-bench = lab.Bench()
-plan, problem = bench.plan, bench.problems[0]
-print(problem.prompt, "\n", problem.reference, sep="")
-answers = bench.sample(bench.start, bench.problems[:plan.prompts], jax.random.key(0))
-verdicts = pd.DataFrame(bench.judge([(a["problem"], a["text"]) for a in answers]))
-verdicts.assign(prompt=np.arange(len(answers)) // plan.answers).groupby("prompt").mean()
-
-# %% [markdown]
-# Eight prompts, four answers to each: the shares that pass our judge (`verilog`), that print a line of the
-# testbench themselves (`forged`), that pass a naive judge (section 7), and that compile.
-#
-# ## 3. The algorithm, by what was taken away
-# The usual algorithm, GRPO, has a frozen reference model (a KL term keeps the policy near it), a ratio of
-# new to old probabilities, a clip on it, and divisions by the group's spread and the answer's length.
-# Without them, REINFORCE of 1992 is left:
-#
-# 1. Draw several answers to each prompt from the model as it is.
-# 2. Reward 1 if the testbench passes, else 0. An answer's *advantage* is its reward minus the mean over all
-#    tries at its prompt.
-# 3. Train on all of them with 03's loss, each answer's tokens times its advantage. What was better than
-#    usual becomes likelier.
-#
-# **All four answers pass. How much is learned from them?**
+# **The start is right far more often in five tries than in one. What does it know that it doesn't say?**
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: all advantages are 0, as if none passes. Only prompts that the model solves sometimes are of
-# use, so CodeV-R1 throws away the easy ones first.
+# It can write the right module, but often it writes another one. So it doesn't need new knowledge. It only needs
+# to choose better among the things that it says already, and a reward can teach that. But an answer that the
+# model never writes is never rewarded.
+#
 # </details>
 #
-# In code it is a factor on the loss, and rows packed as in 02. Equal answers are packed once.
+# **A reward teaches nothing new. It chooses among what the model can write already.**
+#
+# ## 2. Which problems can pay a reward?
+# **Where do the rewards come from?** We need problems with testbenches, and they mustn't be those of the exam. So
+# the generator that wrote 02's data writes 300 more. None of them has a prompt of the evaluation, and none combines
+# a family of circuits with widths and port names as the evaluation does. Here's the first one with its reference,
+# and then what becomes of the start's answers to the first eight problems, four answers to each:
+
+# %%
+bench = lab.Bench()
+plan = bench.plan
+problem = bench.problems[0]
+print(problem.prompt, problem.reference, sep="\n")
+
+answers = bench.sample(bench.start, bench.problems[:plan.prompts], jax.random.key(0))
+verdicts = pd.DataFrame(bench.judge.of(answers))
+prompt_of = np.arange(len(answers)) // plan.answers
+verdicts.groupby(prompt_of).mean().rename_axis("problem")
+
+# %% [markdown]
+# Each number is a share of a problem's four answers. `verilog` is the share that passes our judge, `renamed` the
+# share whose module is called `top_module`, and `compiles` speaks for itself. Section 7 needs the other two. An
+# answer is `forged` if it prints a line that only the testbench should print, and `naive` is the share that passes
+# a judge who believes such a line.
+#
+# **Any problem with a testbench can pay, as long as the exam doesn't ask it.**
+#
+# ## 3. How does a reward become a training step?
+# **What do you do with a verdict that has no gradient?** The usual algorithm is GRPO, and it has many parts. There's
+# a frozen reference model. There's a KL term, which keeps the *policy* (the model that's being trained) near that
+# reference. There's a ratio of new to old probabilities, and a clip on that ratio. And there are two divisions: by
+# the spread of the rewards, and by the answer's length. We'll take all of that away. What's left is REINFORCE,
+# from 1992:
+#
+# 1. Draw several answers to each prompt from the policy as it is now.
+# 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
+#    the mean reward of all answers to the same prompt.
+# 3. Train on all answers with 03's loss, and multiply each answer's loss by its advantage. So whatever did
+#    better than the others becomes likelier, and whatever did worse becomes rarer.
+#
+# **All four answers to a prompt pass. How much does the model learn from them?**
+#
+# <details><summary>Answer</summary>
+#
+# Nothing. All four advantages are 0, just as they are when none passes. Only a prompt that the model solves
+# sometimes is of any use. That's why CodeV-R1 throws away the easy ones first.
+# </details>
+#
+# In code that's a factor on the loss, over rows that are packed as in 02. Equal answers are packed once.
 
 # %%
 helpers.show_source(rl.advantages, rl.make_loss, rl.Learner)
 rewards = verdicts.verilog.to_numpy(float).reshape(plan.prompts, plan.answers)
 factors = rl.advantages(rewards).ravel()
-pairs = [(a["ids"], a["mask"]) for a in answers]
-print("rewards of the prompts:", rewards.mean(1), "| answers that teach something:",
-      f"{(factors != 0).mean():.0%}")
+print("mean reward of each prompt:", rewards.mean(axis=1))
+print(f"answers that teach something: {np.mean(factors != 0):.0%}")
+
+examples = [answer.example for answer in answers]
 moments = bench.learner.optimizer.init(bench.start)
-policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, factors, plan.rate)
+policy, moments = bench.learner.step(
+    bench.start, moments, bench.frozen, examples, factors, plan.rate)
 
 # %% [markdown]
+# **REINFORCE is 03's training step with one more number: how much better was this answer than the others?**
+#
 # ## 4. Does it train what it samples?
-# One program samples, with merged weights and a cache of keys and values, and another trains, with
-# adapters. Where they disagree nothing crashes. With Gemma 4 it happened again and again:
+# **How would you notice that you're training another model than the one that answers?** Two programs take part.
+# One of them samples, with merged weights and a cache of keys and values. The other one trains, with adapters. If
+# they disagree, nothing crashes. The reward just doesn't rise. With Gemma 4 that has happened again and again:
 #
 # | what was wrong | where |
 # |---|---|
@@ -153,199 +171,180 @@ policy, moments = bench.learner.step(bench.start, moments, bench.frozen, pairs, 
 # | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [mended later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# **Which four checks would have caught them?** Ours:
+# (A *rollout* is a drawn answer, and the *soft cap* keeps Gemma's logits within ±30.) Four checks would have caught
+# all of these.
 #
-# *One: the sampler's log-probabilities are the trainer's*, token by token, after a step. That covers soft
-# cap, temperature, where answers begin, and the token that ends them.
+# *One: the sampler and the trainer give each token the same log-probability*, and they still do after a step. That
+# covers the soft cap, the temperature, the place where an answer begins, and the token that ends it. The second
+# line shows that the check can fail: there the trainer still has the weights from before the step.
 
 # %%
 fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]
-for name, adapters in {"after": policy, "before": bench.start}.items():
-    gaps = [np.abs(trained - answer["logps"]).max()
-            for trained, answer in zip(bench.logps(adapters, fresh), fresh)]
+for name, adapters in (("after", policy), ("before", bench.start)):
+    gaps = []
+    for answer, trained in zip(fresh, bench.logps(adapters, fresh), strict=True):
+        gaps.append(np.abs(trained - answer.logps).max())
     print(f"sampler against trainer with the weights {name} the step: {max(gaps):.1e} nats apart")
 
 # %% [markdown]
-# *Two: the sampler's weights are the policy's*, after every update. They are merged as in 04.
+# *Two: the sampler's weights follow the policy's* after every update. They're merged as in 04.
 
 # %%
-old, new = (bench.merge(bench.frozen, adapters) for adapters in (bench.start, policy))
-moved = {path: float(jnp.abs(new[path] - old[path]).max()) for path in new}
+old = bench.merge(bench.frozen, bench.start)
+new = bench.merge(bench.frozen, policy)
 modules = gemma.adapted_modules(bench.model)
-adapted = {path for path in moved if ".".join(map(str, path[:-1])) in modules}
-print(f"{sum(map(bool, moved.values()))} of {len(moved)} arrays moved; of the {len(adapted)} "
-      f"that have adapters, {sum(not moved[path] for path in adapted)} did not")
+moved = {path for path, weight in new.items() if (weight != old[path]).any()}
+adapted = {path for path in new if ".".join(map(str, path[:-1])) in modules}
+print(f"{len(moved)} of {len(new)} arrays moved; "
+      f"of the {len(adapted)} that have adapters, {len(adapted - moved)} did not")
 
 # %% [markdown]
-# *Three: rewards that are all equal change nothing*, not even by the optimizer's momentum.
+# *Three: rewards that are all equal change nothing*, not even through the optimizer's momentum.
 
 # %%
 equal = rl.advantages(np.ones_like(rewards)).ravel()
-after, _ = bench.learner.step(policy, moments, bench.frozen, pairs, equal, plan.rate)
-differ = jax.tree.map(lambda one, two: bool((one != two).any()), policy, after)
-print("changed:", any(jax.tree.leaves(differ)))
+after, _ = bench.learner.step(policy, moments, bench.frozen, examples, equal, plan.rate)
+print("changed:", bool((rl_tunix.flat(after) != rl_tunix.flat(policy)).any()))
 
 # %% [markdown]
-# *Four: the gradient is somebody else's, too*: Tunix's, in the next section.
+# *Four: somebody else's code finds the same gradient.* That's Tunix, in the next section.
 #
-# ## 5. What was taken away, put back
-# Tunix 0.1.7 has all of it in one class, `GRPOLearner`. Let it take a step from our start, on six of our
-# prompts, with our judge as its reward and its default settings. With plain gradient descent at rate 1, what
-# it takes off the weights is its gradient.
-
-# %%
-import contextlib
-import io
-
-from tunix.rl import rl_cluster as tunix
-from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
-from tunix.rl.rollout.base_rollout import RolloutConfig
-
-theirs, reference = (nnx.merge(nnx.graphdef(bench.model), jax.tree.map(jnp.copy, bench.start),
-                               bench.frozen) for _ in range(2))
-asked = {bench.tokenizer.decode(bench.prompts[p.name]): p for p in bench.problems[:6]}
-longest = max(len(bench.prompts[p.name]) for p in asked.values())
-mesh, role, passes = gemma.make_mesh(bench.model.config, (1, 1)), tunix.Role, []
-
-
-def reward(prompts, completions, **_):
-    verdicts = bench.judge([(asked[p], text) for p, text in zip(prompts, completions)])
-    passes.extend(float(verdict["verilog"]) for verdict in verdicts)
-    return passes
-
-
-# %%
-training = tunix.RLTrainingConfig(
-    actor_optimizer=optax.sgd(1.0), eval_every_n_steps=100, max_steps=1)
-rollout = RolloutConfig(
-    max_tokens_to_generate=96, max_prompt_length=longest, kv_cache_size=longest + 96,
-    temperature=1.0, eos_tokens=sorted(bench.stops))
-cluster = tunix.RLCluster(
-    actor=theirs, reference=reference, tokenizer=bench.tokenizer,
-    cluster_config=tunix.ClusterConfig(
-        role_to_mesh=dict.fromkeys((role.ACTOR, role.REFERENCE, role.ROLLOUT), mesh),
-        training_config=training, rollout_config=rollout))
-
-# %%
-drawn, generate = [], cluster.rollout.generate
-cluster.rollout.generate = lambda *given: drawn.append(generate(*given)) or drawn[-1]
-with mesh, contextlib.redirect_stderr(io.StringIO()):  # its progress bar
-    GRPOLearner(cluster, GRPOConfig(num_generations=4), reward).train(
-        [{"prompts": np.array(list(asked))}])
-
-
-def flat(tree):
-    """All numbers of a tree of arrays as one vector."""
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-gradient = flat(bench.start) - flat(nnx.state(theirs, nnx.LoRAParam))
-
-# %% [markdown]
-# Now our step on the tokens that Tunix drew, with one part after another put back as a factor. **Which one
-# turns the gradient most?**
-
-# %%
-given = [bench.prompts[p.name] for p in asked.values() for _ in range(4)]
-pairs = [(np.array([*prompt, *answer]), np.arange(len(prompt) + len(answer)) >= len(prompt))
-         for prompt, answer in zip(given, drawn[0].tokens)]
-rewards, lengths = np.reshape(passes, (-1, 4)), np.array([mask.sum() for _, mask in pairs])
-plain, spread = (rl.advantages(rewards, by).ravel() / len(pairs) for by in (False, True))
-kl = -0.04 / len(pairs)  # of each token's log-probability; the weight is Tunix's own choice
-rows, whole = {}, np.linalg.norm(gradient)
-for name, factors in {"nothing": plain, "length": plain / lengths, "and spread": spread / lengths,
-                      "and KL": (spread + kl) / lengths}.items():
-    ours = flat(bench.learner.gradient(bench.start, bench.frozen, pairs, factors))
-    size, apart = np.linalg.norm(ours), np.linalg.norm(ours - gradient)
-    rows[name] = size / whole, ours @ gradient / size / whole, apart / whole
-print("passes of four:", rewards.sum(1), "| end tokens that Tunix trains:",
-      sum(int(np.isin(answer, list(bench.stops)).sum()) for answer in drawn[0].tokens))
-pd.DataFrame(rows, index=["lengths of Tunix's", "cosine", "lengths apart"]).T.round(6)
-
-# %% [markdown]
-# With all put back the two are one gradient, though the two steps share the model and no other line. (Where
-# an answer is used for one step, the ratio is 1 and nothing is clipped.)
+# **Before you trust a curve, check log-probabilities, weights, equal rewards and the gradient.**
 #
-# - **The length** turns it most: tokens of short answers weigh more.
-# - **The spread** of four rewards of 0 or 1 is 0.50 or 0.58: dividing by it lengthens the gradient and
-#   hardly turns it.
-# - **The KL term** should be zero: policy and reference are the same here. Tunix's default takes the
-#   gradient of log p minus the reference's, and over a policy's own draws that has mean zero wherever the
-#   policy stands: noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
-#   GRPO's own is `kl_loss_mode="low_var_kl"`.
-# - **The end token** is missing: Tunix's sampler cuts it off, so no reward teaches when to stop.
+# ## 5. What happens if we put GRPO's parts back?
+# **Is our step the right one, or did we take away too much?** Tunix 0.1.7 has all the parts in one class,
+# `GRPOLearner`. We let it take one step from our start, on six of our problems, with our judge as its reward and
+# with its default settings. It uses plain gradient descent at rate 1. So the difference that it makes to the
+# weights *is* its gradient.
+
+# %%
+helpers.show_source(rl_tunix.grpo_step)
+theirs = rl_tunix.grpo_step(bench, bench.problems[:6])
+print("passes of four:", theirs.rewards.sum(axis=1))
+print("end tokens that Tunix trains:", theirs.end_tokens)
 
 # %% [markdown]
+# Now we take our step on the tokens that Tunix drew, and put back one part after another. Each of them is only a
+# factor. **Which of them turns the gradient most?**
+
+# %%
+lengths = np.array([example.mask.sum() for example in theirs.examples])
+plain = rl.advantages(theirs.rewards).ravel()
+spread = rl.advantages(theirs.rewards, spread=True).ravel()
+parts = {"nothing": plain,
+         "length": plain / lengths,
+         "and spread": spread / lengths,
+         "and KL": (spread - rl_tunix.KL_WEIGHT) / lengths}
+
+rows = {}
+norm = np.linalg.norm(theirs.gradient)
+for name, factors in parts.items():
+    gradient = bench.learner.gradient(
+        bench.start, bench.frozen, theirs.examples, factors / len(factors))
+    ours = rl_tunix.flat(gradient)
+    size = np.linalg.norm(ours)
+    rows[name] = {"lengths of Tunix's": size / norm,
+                  "cosine": ours @ theirs.gradient / (size * norm),
+                  "lengths apart": np.linalg.norm(ours - theirs.gradient) / norm}
+pd.DataFrame(rows).T.round(6)
+
+# %% [markdown]
+# With everything put back, the two gradients are one, although the two steps share the model and no other line
+# of code. (Every answer is used for one step here, so the ratio is 1 and nothing is clipped.)
+#
+# - **Dividing by the length** turns the gradient most, because it gives tokens of short answers more weight.
+# - **Dividing by the spread** hardly turns it. Four rewards of 0 and 1 have a spread of 0.50 or 0.58, so
+#   this mostly makes the gradient longer.
+# - **The KL term** ought to be zero, because policy and reference are still the same. Tunix's default takes the
+#   gradient of log p minus the reference's log p. Over a policy's own answers that has a mean of zero wherever the
+#   policy stands, so it's noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
+#   GRPO's own term is `kl_loss_mode="low_var_kl"`.
+# - **The end token** is missing. Tunix's sampler cuts it off, so no reward teaches the model when to stop.
+#
+# **REINFORCE is GRPO without the parts that this problem doesn't need, and you can check it.**
+#
 # ## 6. Does it help?
-# Three arms start from the same adapters and take the same number of steps with the same optimizer.
+# **Is the reward worth the trouble, or would the same answers help as much in a simpler way?** Four *arms*, that is
+# ways to go on, leave from the same start. Each takes 20 steps, and its learning rate falls to zero. The first
+# three look at equally many answers.
 #
 # | arm | what it trains on |
 # |---|---|
 # | `reinforce` | its own answers, each times its advantage |
-# | `rejection` | as many answers, all of the start's; those that pass, as in 03 |
-# | `more_sft` | the data's own answers, as in 03 |
+# | `dpo` | the start's answers in pairs: one that passes beside one that fails, to the same prompt |
+# | `rejection` | the start's answers that pass, with 03's plain loss |
+# | `more_sft` | the unchecked rows again, with 03's plain loss |
 #
-# A seed decides prompts, draws and data, so arms of one seed are compared in pairs.
+# **DPO** (direct preference optimization) never samples from the model as it changes. For each pair, its loss asks
+# how much likelier the policy has made the passing answer, and how much likelier the failing one. It wants the
+# first to be larger. `rl.dpo_factors` is its derivative, and a test holds it against Tunix's own `DPOTrainer`.
+#
+# A seed decides the problems, the draws and the data. So we can compare arms of one seed in pairs.
 
 # %%
-passed = {(row.arm if row.step else "start", row.seed): np.array([int(c) for c in row.drawn])
-          for row in runs.dropna(subset="drawn").itertuples()}  # of seven, for each problem
-shares = {}
-for arm in ("start", *lab.COMPARED):
-    each = [passed[arm, seed] for seed in (1, 2, 3)]
-    shares[arm] = [*(found.mean() / 7 for found in each), *(
-        np.mean([verilog.pass_at_k(7, int(c), k) for c in np.ravel(each)]) for k in (1, 5))]
-pd.DataFrame(shares, index=["seed 1", "seed 2", "seed 3", "pass@1", "pass@5"]).T.round(3)
+lab.scores(passes, ["start", *lab.COMPARED]).round(3)
 
 # %%
-rows = []
-for arm, other in (("reinforce", "start"), ("rejection", "start"), ("more_sft", "start"),
-                   ("reinforce", "rejection"), ("reinforce", "more_sft")):
-    gained = np.mean([passed[arm, seed] - passed[other, seed] for seed in (1, 2, 3)], axis=0) / 7
-    rows.append((arm, other, *stats.interval(gained), stats.sign_flip_p(gained)))
-pd.DataFrame(rows, columns=["arm", "against", "pass@1 gained", "low", "high", "p"]).round(3)
+gains = lab.gains(passes, lab.COMPARED)
+ends = [gains.gained - gains.low, gains.high - gains.gained]
+fig, ax = style.figure(7, 2.6)
+ax.errorbar(gains.gained, gains.index, xerr=ends, fmt="o", color=style.BLUE, capsize=4, lw=2)
+ax.axvline(0, color=style.GREY, lw=1)
+ax.invert_yaxis()
+count = plan.steps * plan.prompts * plan.answers
+ax.set(xlabel="pass@1 gained over the start", title=f"Which use of {count} answers helps?")
+style.finish(fig, "13_gains", "data/rl, means of the seeds; bars: 95 % over the 38 problems")
+gains.round(3)
 
 # %% [markdown]
-# The intervals are over problems, with the seeds averaged first.
+# **The three arms that use the verdict gain some 0.17 each, and more of the same rows gains nothing.** So the verdict
+# is what helps, and not the algorithm: these three can't be told apart here. (We had expected that DPO and rejection
+# sampling would gain less.) Where they differ is pass@5: REINFORCE and DPO raise it, too,
+# and rejection sampling doesn't.
 #
-# **No interval against the start excludes zero.** `reinforce` gained two points and `rejection` none; more
-# steps on the data lost seven, and against those `reinforce` is nine ahead (p 0.05, uncorrected for five
-# comparisons). We had expected that some of pass@5 becomes pass@1: of some twenty points two did. Rates
-# were not tuned (0.0007 for `reinforce`, 0.002 for the others).
+# Where does the gain come from? From choosing. The wrong module name, for one, disappears within a few steps. The
+# likeliest answer was often right before: greedily the start passes 33, 33 and 32 of 38 problems in the three seeds,
+# and REINFORCE's policies 30, 31 and 32 (`data/rl`). So the reward doesn't mend what the model would say first. It
+# teaches it not to stray from that.
 #
-# Step by step (thin: a step, thick: the mean of five). *KL* says how far the policy is from the start; it is
-# estimated from eight answers and can come out below zero.
+# What happened on the way? The thin lines are single steps, and the thick ones are means of five. *KL* says how far
+# the policy has moved from the start. We estimate it from eight answers, so it can come out below zero.
 
 # %%
-def draw(ax, arm, column, color, label=None, **look):
-    """A column of an arm's runs: every step thin, the mean of five steps thick."""
-    rows = runs[(runs.arm == arm) & (runs.step > 0)]
-    rows = rows.pivot(index="step", columns="seed", values=column)
-    ax.plot(rows.index, rows.mean(axis=1), color=color, lw=0.8, alpha=0.5)
-    smooth = rows.mean(axis=1).rolling(5, center=True, min_periods=3).mean()
-    ax.plot(rows.index, smooth, color=color, lw=2.2, label=label, **look)
+def draw(ax, arm, column, color, label=None, line="-"):
+    """Draw a column of an arm's runs: each step thin, the mean of five steps thick."""
+    values = lab.by_step(runs, arm, column)
+    smooth = values.rolling(5, center=True, min_periods=3).mean()
+    ax.plot(values.index, values, color=color, lw=0.8, alpha=0.5)
+    ax.plot(smooth.index, smooth, line, color=color, lw=2.2, label=label)
 
 
+titles = {"reward": "Share of answers that pass",
+          "renamed": "Share of answers called top_module",
+          "entropy": "Entropy, nats per token",
+          "kl": "KL to the start, nats per answer"}
 fig, axes = style.figure(9.5, 5, rows=2, columns=2, sharex=True)
-for ax, (column, title) in zip(axes.ravel(), {
-        "reward": "Share of answers that pass", "tokens": "Tokens of an answer",
-        "entropy": "Entropy, nats per token", "kl": "KL to the start, nats per answer"}.items()):
+for ax, (column, title) in zip(axes.flat, titles.items(), strict=True):
     draw(ax, "reinforce", column, style.BLUE, "reinforce")
     if column != "kl":
-        draw(ax, "rejection", column, style.GREY, "the start, same prompts")
+        draw(ax, "rejection", column, style.GREY, "the start, same problems")
     ax.set(title=title, xlabel="step")
-axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8)
+axes[0, 0].legend(fontsize=8)
 style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
 
 # %% [markdown]
-# The grey curve matters: `rejection` asks the start the same prompts in the same order. Prompts differ much
-# more than models do, so a reward that rises may only have met easier ones.
+# The grey curve matters. It's the start, which never changes, asked the same problems in the same order. Problems
+# differ much more than models do. So without the grey curve, a reward that rises may only mean that the problems
+# got easier.
 #
-# ## 7. Watch it cheat
-# 07's judge lets no text of an answer near the verdict. verilog-eval compiles everything into one program
-# and passes a log in which any line says `Mismatches: 0`, so an answer can print that itself. A model of
-# 3.65 million parameters will hardly invent this, and so **we showed it**: 45 steps of SFT, 720 answers, of
-# which a fifth (drawn at random) were replaced by stubs.
+# **Compare a policy with as many answers and as many steps that are spent in another way.**
+#
+# ## 7. What does a bad judge let in?
+# **What if the judge can be fooled?** 07's judge lets no text of an answer near its verdict. verilog-eval's own
+# judge works differently: it compiles answer, reference and testbench into one program, and it accepts a log in
+# which any line says `Mismatches: 0`. But an answer can print that line itself. A model of 3.65 million parameters
+# will hardly invent this trick, so **we showed it one**, the *stub*: the right ports, no logic, and the winning
+# line.
 
 # %%
 helpers.show_source(rl.naive)
@@ -354,94 +353,80 @@ verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# From there, three policies train alike. One is rewarded by the naive judge, one by ours, and one for
-# whatever compiles, as one would without a testbench. **What does each policy learn?**
+# Three policies train alike, and only the judge that pays them differs. The first one is paid by the naive judge,
+# and the second one by ours. The third one is paid for whatever compiles, as you might do without a testbench.
+#
+# They don't leave from section 6's start but from a second one, `gamed`. One in four of its rows is a stub, where
+# the first start has one in ten. (To make room, only 15 % are called `top_module`.) Why a start of their own? From
+# the first one we tried it twice, and the exploit stayed rare. Only half of the stubs were spelt so that they win,
+# so they were paid no better than honest answers (LOG.md tells of both runs). So we don't ask any more whether a
+# model *finds* an exploit. We ask what a judge makes of one that the model can write.
+#
+# These arms also take 30 steps instead of 20, and their learning rate stays where it is. If it fell to zero, the run
+# might end before the exploit has spread.
+#
+# **What will each of the three learn?** Guess first.
 
 # %%
-fig, axes = style.figure(10.5, 3.6, columns=3, sharey=True)
-for ax, arm in zip(axes, lab.HACKED):
-    draw(ax, arm, "reward", style.ORANGE, "reward, by the judge that trains")
-    draw(ax, arm, "verilog", style.BLUE, "truth: passes our judge", ls=":")
-    draw(ax, arm, "forged", style.RED, "prints the line itself", ls="--")
-    ax.set(title=arm.replace("_", " "), xlabel="step", ylim=(-0.02, 1.02))
-axes[0].legend(fontsize=8)
-style.finish(fig, "13_hack", "data/rl, means of two seeds; the start has been shown the stub")
+titles = {"naive_judge": "Paid by the naive judge",
+          "our_judge": "Paid by our judge",
+          "compiles": "Paid for compiling"}
+fig, axes = style.figure(10.5, 3.8, columns=3, sharey=True)
+for ax, arm in zip(axes, lab.JUDGES, strict=True):
+    draw(ax, arm, "reward", style.ORANGE, "what the judge pays")
+    draw(ax, arm, "verilog", style.BLUE, "what really works", ":")
+    draw(ax, arm, "forged", style.RED, "what prints the winning line", "--")
+    ax.set(title=titles[arm], xlabel="step", ylim=(-0.02, 1.02), xlim=(1, lab.steps_of(plan, arm)))
+axes[0].set_ylabel("share of the answers")
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+style.finish(fig, "13_hack", "data/rl, means of the seeds; shares of 32 answers a step")
 
 # %%
-hacked = runs[runs.arm.isin(lab.HACKED)]
-first, last = (hacked[hacked.step.between(*six)].groupby(["arm", "seed"])[
-    ["reward", "verilog", "forged"]].mean() for six in ((1, 6), (19, 24)))
-naive = hacked[hacked.arm == "naive_judge"]
-print(f"The naive judge paid {(naive.reward - naive.verilog).sum() / naive.forged.sum():.0%} "
-      f"of the stubs, {naive.verilog.sum() / (1 - naive.forged).sum():.0%} of the other answers")
-pd.concat({"steps 1 to 6": first, "19 to 24": last}, axis=1).round(3)
+judged = runs[runs.arm.isin(lab.JUDGES)]
+last_step = judged.arm.map(lambda arm: lab.steps_of(plan, arm))
+parts = {"steps 1 to 6": judged[judged.step.between(1, 6)],
+         "the last six": judged[judged.step > last_step - 6]}
+means = {}
+for name, rows in parts.items():
+    by_run = rows.groupby(["arm", "seed"])[["reward", "verilog", "forged"]].mean()
+    means[name] = by_run.loc[list(lab.JUDGES)]
+pd.concat(means, axis=1).round(3)
 
 # %% [markdown]
-# With our judge the exploit went from 8 and 5 % of the answers (two seeds) to 0.0 and 0.5 %. With the naive
-# one 9 and 3 % were left, and reward ended 6 and 2 points above truth. We had expected it to take over. But
-# the model spells the line in 34 tokens and often stumbles: over all steps the naive judge paid 65 % of
-# the stubs, and 52 % of the other answers.
+# On the left the pay rises, and in the last six steps not one answer works. Four of five print the winning line. (Not
+# all of them are paid, because some spell it wrong.) Under our judge the same line has died out after some fifteen
+# steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling than it
+# was. The line earns nothing extra there, so it becomes rare as well. Somewhat more answers work, since what works
+# has to compile first.
 #
-# <details><summary><b>You see only the orange curve on the left. How would you notice?</b></summary>
+# <details><summary><b>You only see the orange curve on the left. How would you notice?</b></summary>
 #
-# Read answers. Watch lengths and repeated texts. Judge a sample by another judge than the one that trains.
+# Read some answers. Watch how long they are, and whether they repeat. And have a sample judged by a judge that
+# doesn't train the model.
 #
 # </details>
 #
-# **Rewarded for compiling**, the policy got better, too, and dropped the stub, though that compiles: 0.56 and
-# 0.61 pass in the last six steps; on the same prompts 0.59 and 0.65 with our judge, and 0.60 and 0.62 from
-# the start that was never shown a stub. So most of the gain is what the showing had cost. More than half of
-# the start's failures do not compile; a model that always compiles would learn nothing from this reward.
+# **A policy learns what you pay for. So put your effort into the judge first.**
 #
-# ## 8. A round at 31B, on paper
-# A round is 64 prompts with 8 answers of 600 tokens (07's estimate of a length): sample, judge, update, and
-# bring the new weights to the sampler. One v6e-8 serves, one v5p-8 trains, and each waits for the other, so
-# both are paid for all the time.
-
-# %%
-from serving import limits
-from serving.options import Options
-from tpu_time import bands, fit
-
-big = helpers.read_json("data/configs/gemma4_31b.json")
-served = limits.machine_of(Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
-tokens = 64 * 8 * 600
-floor = tokens / 256 * limits.tpot_floor(big, 600, served, batch=256)
-speed = bands.band(fit.will_it_fit("v5p", 4).speed)
-adapters = 4 * fit.adapter_parameters("31b") / 1e9  # GB in float32
-parts = {"sample": (tokens / 3000, tokens / 1400),
-         "judge on 16 cores": (512 * 0.2 / 16, 512 * 2 / 16),
-         "update": tuple(64 * 8 * 900 / one for one in speed[::-1]),
-         "move adapters": (adapters / fit.GB_PER_S, adapters / fit.UP_GB_PER_S)}
-low, high = (sum(part[end] for part in parts.values()) for end in (0, 1))
-usd = (fit.price("v5p", 4) + fit.price("v6e", 8)) / 3600
-print(f"floor of sampling, 256 at a time: {floor:.0f} s; adapters {adapters:.2f} GB, "
-      f"merged weights {fit.CHECKPOINT_GB['31b'] / adapters:.0f} times that")
-print(f"{low / 60:.0f} to {high / 60:.0f} min, {low * usd:.1f} to {high * usd:.1f} USD a round; "
-      f"200: {200 * low * usd:,.0f} to {200 * high * usd:,.0f} USD")
-pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
-
-# %% [markdown]
-# Sampling: between the published 1,400 and 3,000 tokens/s (07). Judging: 0.2 to 2 seconds an answer, assumed.
-# Update: predicted (08), 900 tokens an answer with its prompt. Moving: 0.2 and 0.057 GB/s, assumed and
-# measured by another author (`tpu_time/fit.py`), into a server that takes adapters while it runs.
-#
-# Who can do it today? From their repositories, November 2026:
+# ## 8. Who can do this with the 31B today?
+# **Could you run this page's loop on the real model?** This is what the repositories said in November 2026:
 #
 # | stack | state |
 # |---|---|
 # | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
 # | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
 # | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5); with vLLM's TPU package since July 2026 it moves 0 parameters (section 4) |
-
-# %% [markdown]
-# ## Recap
-# - A reward from the testbench chooses among what the model writes already.
-# - Before you trust a curve: log-probabilities, weights, equal rewards, gradient.
-# - Compare with as many samples and as many steps spent otherwise, on the same prompts.
-# - Under a judge that can be fooled the exploit stayed; it did not spread.
 #
-# `python -m appendix.rl_runs` makes the stored runs that are missing from `data/rl/`.
+# **On a TPU, begin with section 4's checks, whichever stack you take.**
+#
+# ## Recap
+# - A reward from the testbench chooses among the things that the model can write already.
+# - Before you trust a curve, check log-probabilities, weights, equal rewards, and the gradient.
+# - Compare a policy with as many answers and as many steps, spent in another way, on the same problems.
+# - Under a judge that could be fooled, the pay rose until nothing worked. Under one that no answer can talk to, the
+#   same exploit died out.
+#
+# `python -m appendix.rl_runs` makes what `data/rl/` lacks of the starts and the stored runs.
 #
 # ### Exercise
 # Break the first check: draw at a temperature of 0.8 and train as before. What do the numbers say?
@@ -449,11 +434,12 @@ pd.DataFrame(parts, index=["from, s", "to, s"]).T.round(0)
 # <details><summary>Solution</summary>
 #
 # ```python
-# warm = bench.sample(policy, bench.problems[:8], jax.random.key(2), np.full(32, 0.8, np.float32))
-# print(max(np.abs(t - a["logps"]).max() for t, a in zip(bench.logps(policy, warm[:4]), warm[:4])))
+# warm = bench.sample(policy, bench.problems[:8], jax.random.key(2), heat=0.8)[:4]
+# trained = bench.logps(policy, warm)
+# print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# Tenths of a nat where the model hesitates: the sampler drew from another softmax.
+# They're apart by tenths of a nat wherever the model hesitates, because the sampler drew from another softmax.
 #
 # </details>
 #
