@@ -286,6 +286,7 @@ def test_rows_are_rounded_whatever_dtype_the_base_s_files_have(dtype):
         assert 0 < error < 0.02 * (1 if base_dtype == "int8" else 30)
 
 
+@pytest.mark.slow
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "data").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")
 def test_03_and_04_take_a_quantised_base(tmp_path):
