@@ -94,8 +94,8 @@ class Settings:
     seed: int = 42
 
 
-ROW = 2_048 if hardware.here().slice == "v5e-8" else 4_096  # small chips, short rows
-FULL = Settings(max_tokens=min(3_072, ROW), sequence_length=ROW)
+FULL = (Settings(max_tokens=2_048, sequence_length=2_048) if hardware.here().slice == "v5e-8"
+        else Settings())
 E2B = replace(FULL, base="google/gemma-4-E2B-it", max_tokens=2_048, sequence_length=2_048)
 TINY = replace(FULL, base="assets/tiny_gemma4", source="data/tiny", rows=4_000, validation=0.05,
                evaluation="data/tiny_eval", max_tokens=384, sequence_length=512)

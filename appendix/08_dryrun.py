@@ -192,10 +192,12 @@ waiting = steps.missing_programs()
 if libtpu and os.environ.get("DRYRUN") == "full":
     steps.run_programs(waiting)
 if len(others):
+    others["GiB a chip"] = pd.to_numeric(others.hbm_gib)
     others["ms a token"] = 1e3 * pd.to_numeric(others.seconds_a_token)
-    columns = ["topology", "size", "recipe", "program", "hbm_gib", "limit_gib", "fits",
+    columns = ["topology", "size", "recipe", "program", "GiB a chip", "limit_gib", "fits",
                "ms a token"]
-    display(others[columns].style.hide(axis="index").format({"ms a token": "{:.0f}"}, na_rep=""))
+    forms = {"GiB a chip": "{:.1f}", "ms a token": "{:.0f}"}
+    display(others[columns].style.hide(axis="index").format(forms, na_rep=""))
 print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]

@@ -93,6 +93,7 @@ class Measurement:
             for name in NUMBERS:
                 _check_all(name, raw[name], (int, float))
             _check_all("errors", raw["errors"], str)
+            _check_all("duration", [raw["duration"]], (int, float))
             lengths = {len(raw[name]) for name in PER_REQUEST}
             for name in COUNTS:
                 int(raw[name])

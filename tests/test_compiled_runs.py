@@ -51,7 +51,7 @@ def test_02_makes_rows_of_a_length_that_is_compiled(monkeypatch):
     for name, piece in hardware.SLICES.items():
         if piece.size == "31b":
             monkeypatch.setattr(hardware, "here", lambda name=name: SimpleNamespace(slice=name))
-            full = load("02_data.py", "Settings", "ROW", "FULL")[-1]
+            full = load("02_data.py", "Settings", "FULL")[-1]
             assert full.sequence_length == max(lengths_of(name, "31b")), name
             assert full.max_tokens <= full.sequence_length
 

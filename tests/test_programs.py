@@ -100,6 +100,7 @@ def test_answers_that_fill_the_rows_need_no_more_memory_than_those_that_fill_hal
 LIBTPU = ROOT / ".libtpu" / "libtpu" / "libtpu.so"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LIBTPU.exists(), reason="no libtpu on this machine")
 def test_a_tpu_copies_no_per_layer_table(tmp_path):
     """In step, evaluation and answers; where the TPU chooses the layout, it does copy it."""

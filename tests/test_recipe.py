@@ -71,6 +71,7 @@ def test_ids_and_masks_are_those_of_02(chats, file):
     assert all((positions[segments == n] < 512).all() for n in (1, 2))
 
 
+@pytest.mark.slow
 def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     base = random_gemma.write(tmp_path / "base", random_gemma.SHALLOW | {"vocab_size": 1280})
     model, mesh = recipe.load_model(base, "float32")

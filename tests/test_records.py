@@ -132,7 +132,6 @@ CHECKS_ITSELF = {
     "05_serve_vllm.py": 1,    # data/configs of the repository
     "09_tiny_base.py": 2,     # data/configs and assets of the repository
     "10_published.py": 1,     # data/configs
-    "13_rl.py": 1,            # data/configs
     "four_bits.py": 1,        # another shape counts as no export
     "own.py": 1,              # looks at the shape
     "report.py": 1,           # looks at the shape

@@ -94,6 +94,7 @@ def test_no_server_is_left_and_memory_stayed_small():
     assert read("times.json")["peak_gib"] <= 8.0
 
 
+@pytest.mark.slow
 @needs_serve
 def test_greedy_text_of_the_merged_model_is_the_same_in_vllm_and_in_jax(tmp_path):
     """Ten prompts, bfloat16 weights, both engines computing in float32."""

@@ -640,6 +640,7 @@ def test_a_log_of_somebody_else_is_not_emptied(tmp_path, step):
     assert path.read_text() == theirs
 
 
+@pytest.mark.slow
 def test_a_finished_run_whose_log_is_lost_measures_once_more(tmp_path, capsys):
     train_driver.go(train_driver.build(tmp_path, steps=3))
     last = read_log(tmp_path)[-1]
