@@ -136,7 +136,8 @@ style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_
 # %% [markdown]
 # ### Where do the adapters go?
 # You can see that before you read 62 GB of weights. JAX can build a model of shapes: it knows how large every
-# array is and which device will hold it, but it has no numbers. The next cell builds one and adds the adapters.
+# array is, and which device will hold it. Only the numbers are missing. The next cell builds such a model and adds
+# the adapters to it.
 #
 # Qwix goes by the modules' paths, such as `layers.5.attn.q_einsum`: it wraps each module whose path matches a
 # pattern. (An *einsum* is a product whose axes have letters, and Tunix names its attention matrices after it.)

@@ -64,8 +64,8 @@ helpers.machine()
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
 # `Options` is the only place that says what the server is: 06 takes chips and price from it, and 07 takes the
-# server and the base. Below the next cell you'll see the options that you're likeliest to change; the others open
-# with a click. Section 5 explains `tensor_parallel`, `kv_cache_dtype` and `quantization`, and section 9 the `drafter`.
+# server and the base. The table below the next cell shows the options that you'll most likely change. A click opens
+# the others. Section 5 explains `tensor_parallel`, `kv_cache_dtype` and `quantization`, and section 9 the `drafter`.
 
 # %%
 import time

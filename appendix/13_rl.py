@@ -303,8 +303,8 @@ gains.round(3)
 # and rejection sampling doesn't.
 #
 # Where does the gain come from? From choosing. The wrong module name, for one, disappears within a few steps. The
-# likeliest answer was often right before: greedily the start passes 33, 33 and 32 of 38 problems in the three seeds,
-# and REINFORCE's policies 30, 31 and 32 (`data/rl`). So the reward doesn't mend what the model would say first. It
+# likeliest answer was often right already. Asked greedily, the start passes 33, 33 and 32 of the 38 problems (three
+# seeds), and REINFORCE's policies pass 30, 31 and 32 (`data/rl`). So the reward doesn't mend what the model would say first. It
 # teaches it not to stray from that.
 #
 # What happened on the way? The thin lines are single steps, and the thick ones are means of five. *KL* says how far

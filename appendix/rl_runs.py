@@ -7,6 +7,7 @@ Letters in shape comments: P prompts, A answers to each, B answers of a step (P 
 
 import functools
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -278,7 +279,7 @@ class Bench:
         prompts = render(self.tokenizer, [*self.problems, *self.held_out], self.about["system"])
         self.prompts = prompts.ids
         longest_row = prompts.longest + plan.answer_tokens
-        self._width = -(-longest_row // 8) * 8  # a multiple of eight
+        self._width = math.ceil(longest_row / 8) * 8
         self._sampler = rl.Sampler(self._base, prompts.shortest - 1, plan.answers, self.stops)
 
         self._loss = jax.jit(rl.make_loss(self.model))

@@ -19,7 +19,7 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from helpers import weights
-from helpers.records import Merge, Recipe
+from helpers.records import OLDER, Merge, Recipe
 from helpers.run import (
     DamagedError, Progress, UserError, atomic_dir, changed, damaged_notes, digest, hashes, is_a_bug,
     room, run_dir, write_json)
@@ -183,7 +183,6 @@ def check(
 
 # What the checkpoint's own notes have to say as well, because it decides what a merge writes.
 NOTED = ("rank", "alpha", "dtype", "base_dtype")
-UNSAID = {"base_dtype": ""}  # what older notes, without this name, trained on
 
 
 def _recipe_problems(recipe: Recipe, notes: dict[str, Any]) -> list[str]:
@@ -191,7 +190,7 @@ def _recipe_problems(recipe: Recipe, notes: dict[str, Any]) -> list[str]:
     problems = []
     for name in NOTED:
         written = getattr(recipe, name)
-        noted = notes.get(name, UNSAID.get(name, written))
+        noted = notes.get(name, OLDER.get(name, written))
         if noted != written:
             problems.append(f"recipe says {name} {written or 'nothing'}, "
                             f"the checkpoint {noted or 'nothing'}")
@@ -476,11 +475,13 @@ def run(
 
     if norms is None:
         plan = plan_merge(targets, adapters, prefix)
+        only_rounded: Adapters = {}
         as_trained = rows_as_trained(recipe)
         if as_trained:
-            plan |= without_adapters(base, adapters, prefix)
-        table = merge_model(base, merged, plan, recipe.scale, as_trained)
-        norms = _of_adapters(table, plan).to_dict("records")
+            only_rounded = without_adapters(base, adapters, prefix)
+        table = merge_model(base, merged, plan | only_rounded, recipe.scale, as_trained)
+        changed_rows = table[~table.tensor.isin(list(only_rounded))]
+        norms = changed_rows.to_dict("records")
     write_adapter(adapter, targets, adapters, recipe, prefix)
     record = Merge(
         inputs=inputs,
@@ -496,14 +497,11 @@ def run(
     return record
 
 
-def _of_adapters(table: pd.DataFrame, plan: Adapters) -> pd.DataFrame:
-    """The rows of `merge_model`'s table whose matrices have adapters; the others have rank 0."""
-    only_rounded = [name for name, (a, _) in plan.items() if a.shape[-1] == 0]
-    return table[~table.tensor.isin(only_rounded)]
-
-
 def rows_as_trained(recipe: Recipe) -> RowsAsTrained | None:
-    """What makes rows of the base's files those that a run multiplied with; None: they are."""
+    """What turns rows of the base's files into those that a run multiplied with.
+
+    None if the run multiplied with them as they are.
+    """
     if not recipe.quantised:
         return None
     from helpers import quantized  # JAX, which the rest of a merge doesn't need

@@ -22,10 +22,9 @@ from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 from helpers import gemma
 from helpers.run import UserError
-from tables.stored import STORAGES
+from tables.stored import PLAIN, STORAGES
 
 BASE_DTYPES = STORAGES
-PLAIN = ("", "bfloat16")  # not quantised
 TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
@@ -114,7 +113,7 @@ def check_storage(base_dtype: str) -> None:
     Raises:
       UserError: the text lists what there is.
     """
-    if base_dtype not in ("", *BASE_DTYPES):
+    if base_dtype not in (*PLAIN, *BASE_DTYPES):
         raise UserError(f"base_dtype={base_dtype!r} is no storage that we know. Take one of "
                         f"{', '.join(BASE_DTYPES)}, or leave it empty.")
 
@@ -303,6 +302,16 @@ def _quantize(array: jax.Array, qtype: str, channelwise: tuple[int, ...],
         scale_dtype=array.dtype)
 
 
+def quantized_places(model: nnx.Module) -> list[tuple[tuple, nnx.Module, str]]:
+    """(path of the module, module, name in it) of every quantised weight of a model."""
+    places = []
+    for path, module in model.iter_modules():
+        for name, value in vars(module).items():
+            if is_quantized(value):
+                places.append((path, module, name))
+    return places
+
+
 def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
     """{path: abstract quantised weight} of every matrix of a Gemma 4 that is to be quantised.
 
@@ -312,11 +321,7 @@ def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
     """
     rule = qwix.QuantizationRule(module_path=gemma.TARGETS, **_stored_as(base_dtype))
     shapes = gemma.probe(model, Dequantized([rule]), mesh)
-    places = []
-    for path, module in shapes.iter_modules():
-        for name, value in vars(module).items():
-            if is_quantized(value):
-                places.append((path, module, name))
+    places = quantized_places(shapes)
     if base_dtype == "nf4":
         for _, module, name in places:
             per_head = _per_head(getattr(module, name))
@@ -367,9 +372,8 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
         raise UserError(f"base_dtype={base_dtype!r} stores the base as it is: nothing is rounded.")
     tiled = ((1, TILE),) if base_dtype == "nf4" else ()
 
-    def rows_as_trained(rows):
-        host, *_ = jax.local_devices(backend="cpu")
-        with jax.default_device(host):
+    def rows_as_trained(rows: np.ndarray) -> np.ndarray:
+        with jax.default_device(_cpu()):
             as_loaded = np.asarray(rows).astype(dtype)
             stored = _quantize(as_loaded, base_dtype, (0,), tiled)
             multiplied = np.asarray(qwix.dequantize(stored))
@@ -397,11 +401,10 @@ def parameters_of(model: nnx.Module) -> int:
 def dequantize_into(plain: nnx.Module, quantised: nnx.Module) -> nnx.Module:
     """Set `plain`'s weights to the dequantised ones of another model, in place; returns it."""
     modules = dict(plain.iter_modules())
-    for path, module in quantised.iter_modules():
-        for name, weight in vars(module).items():
-            if is_quantized(weight):
-                variable = getattr(modules[path], name)
-                variable.set_value(dequantized(weight).astype(variable.dtype))
+    for path, module, name in quantized_places(quantised):
+        variable = getattr(modules[path], name)
+        weight = dequantized(getattr(module, name))
+        variable.set_value(weight.astype(variable.dtype))
     return plain
 
 
@@ -423,10 +426,9 @@ def by_itself(part: nnx.Module) -> nnx.Module:
 
     Without quantised weights that's the part as it is. See `answering` for the others.
     """
-    for _, module in part.iter_modules():
-        if any(is_quantized(value) for value in vars(module).values()):
-            return qwix.quantize_model(part, Dequantized([]), skip_nnx_init=True)
-    return part
+    if not quantized_places(part):
+        return part
+    return qwix.quantize_model(part, Dequantized([]), skip_nnx_init=True)
 
 
 def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16") -> Gemma4:
@@ -468,15 +470,15 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
     check_storage(base_dtype)
     if base_dtype in PLAIN:
         return gemma.place(gemma.load_base(source, config, mesh), mesh)
-    host = gemma.make_mesh(config, (1, 1), [_cpu()])
-    model = gemma.load_base(source, config, host)
+    host = _cpu()
+    model = gemma.load_base(source, config, gemma.make_mesh(config, (1, 1), [host]))
     modules = dict(model.iter_modules())
     for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
         module = modules[path[:-1]]
         weight = np.asarray(getattr(module, path[-1]).get_value())
         channelwise = tuple(hull.how.channelwise_axes)
         tiled = tuple(hull.how.tiled_axes.items())
-        with jax.default_device(host.devices.flat[0]):
+        with jax.default_device(host):
             stored = _quantize(weight, hull.how.qtype, channelwise, tiled)
         for part in ("qvalue", "scale"):
             variable = getattr(hull.array, part)

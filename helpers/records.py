@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Self
 from helpers.run import UserError, require, run_dir
 from tables import files, records, stored
 
+# What a checkpoint trained on whose recipe is older than these names.
+OLDER = {"base_dtype": "", "int8_products": False}
+
 # ── What all records can do ──
 
 
@@ -268,13 +271,13 @@ class Recipe(_AskedAs, Record):
     @property
     def quantised(self) -> bool:
         """Whether the base was stored with fewer bits than its files have."""
-        return self.base_dtype not in ("", "bfloat16")
+        return self.base_dtype not in stored.PLAIN
 
     def check(self) -> None:
         """See `Record.check`: there's a rank to divide by, and we know how the base was stored."""
         if self.rank < 1:
             raise records.Misfit(f"has {self.rank} as 'rank', which should be 1 or more")
-        if self.base_dtype not in ("", *stored.STORAGES):
+        if self.base_dtype not in (*stored.PLAIN, *stored.STORAGES):
             storages = ", ".join(stored.STORAGES)
             raise records.Misfit(f"has {records.shown(self.base_dtype)} as 'base_dtype', which "
                                  f"should be one of {storages}")

@@ -39,14 +39,15 @@ def training(folder: Path) -> dict[str, Any]:
       LookupError, ValueError: no step was finished, or the log ends in half a line.
     """
     path = folder / "train/machine.json"
-    if not _json(path):
+    machine = _json(path)
+    if not machine:
         raise UserError(f"{path} isn't what 03_train.py writes. Run it again.")
     steps = _steps(folder / "train/log.jsonl")
     steady = steps[WARM:] or steps
     seconds = [step["seconds"] for step in steady]
     tokens = [step["real_tokens"] for step in steady]
     return {
-        **run.read_json(folder / "train/machine.json"),
+        **machine,
         "base_dtype": _base_dtype(folder),
         "steps_measured": len(steady),
         "step_seconds": statistics.median(seconds),

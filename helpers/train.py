@@ -30,15 +30,16 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from helpers import chat, gemma, quantized, remote, track, weights
+from helpers import chat, gemma, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
-from helpers.records import DataMeta
+from helpers.records import OLDER, DataMeta
 from helpers.run import (
     DamagedError, UserError, clock, damaged_notes, digest, is_a_bug, phase, run_dir, same_size,
     write_text)
 from tables.hardware import chip_of
 from tables.settings import setting
+from tables.stored import PLAIN
 from tables.texts import json_lines
 
 Tree = Any  # containers of arrays, as `jax.tree.map` walks them
@@ -895,7 +896,6 @@ def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -
 
 DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
            "max_grad_norm", "dtype", "base_dtype", "int8_products", "seed")
-OLDER = {"base_dtype": "", "int8_products": False}  # what checkpoints without these names trained
 
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
@@ -903,7 +903,7 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
     recipe: dict[str, Any] = {"optimizer": OPTIMIZER.__name__}
     for name in DECIDES:
         recipe[name] = getattr(cfg, name)
-    if recipe["base_dtype"] in quantized.PLAIN:  # two words for a base that isn't quantised
+    if recipe["base_dtype"] in PLAIN:  # two words for a base that isn't quantised
         recipe["base_dtype"] = ""
     return recipe
 

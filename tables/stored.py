@@ -9,7 +9,8 @@ from tables import architecture, hardware
 ROOT = Path(__file__).resolve().parent.parent
 REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to nearly all
 STORAGES = ("bfloat16", "int8", "nf4")  # of a frozen base: 2 bytes a weight, 1, or half of one
-BASE_DTYPES = ("bfloat16", "int8")  # that 03 chooses from, the first that fits
+PLAIN = ("", "bfloat16")  # how settings and records name a base that isn't quantised
+TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
 ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
 
 
@@ -76,14 +77,18 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
     """
     slice_name = hardware.here().slice
     rows = []
-    for base_dtype in BASE_DTYPES:
+    for base_dtype in TRIED_IN_03:
         row = compiled_fit(slice_name, size, base_dtype, row_length)
         if row is not None:
             rows.append(row)
-    for row in rows:
-        if int(row["sequence_length"]) >= row_length:
-            return _settings_of(row, size)
-    return _settings_of(rows[0], size) if rows else {}
+    if not rows:
+        return {}
+
+    def is_too_short(row: dict[str, str]) -> bool:
+        return int(row["sequence_length"]) < row_length
+
+    best = min(rows, key=is_too_short)  # among equals, the first
+    return _settings_of(best, size)
 
 
 def _settings_of(row: dict[str, str], size: str) -> dict[str, Any]:

@@ -134,7 +134,6 @@ CHECKS_ITSELF = {
     "10_published.py": 1,     # data/configs
     "four_bits.py": 1,        # another shape counts as no export
     "own.py": 1,              # looks at the shape
-    "report.py": 1,           # looks at the shape
     "first_hour.py": 2,       # looks at the shape; what its own child has just written
     "series.py": 1,           # a record
     "options.py": 4,          # a record; rank, vocabulary and model type look at the shape
