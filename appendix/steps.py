@@ -569,7 +569,10 @@ def known_by(recipe: Recipe, program: str) -> dict[str, str]:
         fsdp, _ = architecture.choose_mesh(config, SLICES[recipe.topology].chips)
     known = {"topology": recipe.topology, "size": recipe.size, "recipe": recipe.recipe,
              "program": program, "shape": shape_of(recipe, program, fsdp)}
-    return known | versions()
+    installed = versions()
+    if not compiler.find():
+        del installed["libtpu"]  # no compiler here that could be another than the row's
+    return known | installed
 
 
 def missing_programs(recipes: Iterable[Recipe] = AS_03_RUNS) -> list[tuple[Recipe, str]]:
