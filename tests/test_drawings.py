@@ -140,7 +140,10 @@ def test_lora_is_drawn_to_scale():
 
 # ── snapshots.py ──
 STRANGE = "& <b>\x00\tmodule\x1b[0m " + "long " * 40
-SHOTS = [(0, " state to 0.\n"), (5, STRANGE), (36, "module M;\nendmodule")]
+PAIRS = [(0, " state to 0.\n"), (5, STRANGE), (36, "module M;\nendmodule")]
+SHOTS = [snapshots.Snapshot(0, PAIRS[0][1], False, "FAIL: no code"),
+         snapshots.Snapshot(5, STRANGE, False, "FAIL: 3 of 4", ("module",)),
+         snapshots.Snapshot(36, PAIRS[2][1], True, "PASS: 0 mismatches")]
 
 
 def seen_at(text, share):
@@ -155,30 +158,44 @@ def seen_at(text, share):
     return visible
 
 
-def test_snapshots_take_turns_and_end_with_the_verdict():
-    text = snapshots.animate(SHOTS, "PASS: 0 mismatches", True, "Count up & down")
+def test_snapshots_take_turns_and_each_has_its_verdict():
+    text = snapshots.animate(SHOTS, "Count up & down")
     for share, place in ((0.05, 0), (0.3, 1), (0.5, 2), (0.9, 2), (1.0, 2)):
         assert seen_at(text, share) == [place]
     groups = {group.get("class"): group for group in ET.fromstring(text).iter(f"{SPACE}g")}
-    last = "".join(groups["shot-2"].itertext())
-    assert "endmodule" in last and "PASS: 0 mismatches" in last
-    assert "PASS" not in "".join(groups["shot-0"].itertext())
+    for place, shot in enumerate(SHOTS):
+        words = "".join(groups[f"shot-{place}"].itertext())
+        assert [other.verdict in words for other in SHOTS] == [other is shot for other in SHOTS]
+        underlined = groups[f"shot-{place}"].findall(f"{SPACE}path")
+        assert len(underlined) == (place == 1)
+    assert "endmodule" in words
     # Without animation, and without any style, the last is seen and no other.
     assert re.findall(r"\.shot-(\d) \{ opacity: 1;", text) == ["2"]
     assert [groups[f"shot-{place}"].get("opacity") for place in range(3)] == ["0", "0", "1"]
     assert "prefers-reduced-motion" in text and "�" in text and "\x1b" not in text
     for group in groups.values():
         for line in group.iter(f"{SPACE}text"):
-            assert box_of(line)[2] < 885, line.text
+            assert box_of(line)[2] < snapshots.WIDTH - 15, line.text
+
+
+def test_the_headline_says_from_where_on_every_answer_passes():
+    def title(*passed):
+        return snapshots.headline([snapshots.Snapshot(step, "", good, "")
+                                   for step, good in enumerate(passed)])
+
+    assert title(False, False, True, True) == "An answer that passes, after 2 training steps"
+    assert title(False, True, False, True) == "An answer that passes, after 3 training steps"
+    assert title(True, False) == "After 1 training steps it still fails"
 
 
 def test_snapshots_that_are_none_are_refused():
-    for shots in ([], [(5, "a"), (5, "b")], [(9, "a"), (1, "b")]):
+    for steps in ([], [5, 5], [9, 1]):
+        shots = [snapshots.Snapshot(step, "a", True, "PASS") for step in steps]
         with pytest.raises(ValueError, match="steps"):
-            snapshots.animate(shots, "PASS", True)
+            snapshots.animate(shots)
 
 
-def test_the_program_writes_an_animation_or_one_line(tmp_path):
+def test_the_program_has_answers_judged_and_writes_an_animation_or_one_line(tmp_path):
     def draw(content):
         given, made = tmp_path / "shots.json", tmp_path / "counter.svg"
         made.unlink(missing_ok=True)
@@ -187,19 +204,23 @@ def test_the_program_writes_an_animation_or_one_line(tmp_path):
                               cwd=ROOT, capture_output=True, text=True)
         return done, made
 
-    good = {"request": "Count.", "snapshots": SHOTS, "verdict": "FAIL: 3 mismatches",
-            "passed": False}
-    done, made = draw(json.dumps(good))
+    told = json.loads((FIGURES / "counter.json").read_text())
+    right = told["snapshots"][-1][1]
+    wrong = right.replace("state - 1", "state - 2")
+    done, made = draw(json.dumps({**told, "snapshots": [[1, wrong], [2, right]]}))
     assert done.returncode == 0, done.stderr
-    assert "FAIL: 3 mismatches" in made.read_text()
-    for bad in ("{", "[]", "{}", json.dumps({**good, "snapshots": [[1]]})):
+    assert re.search(r"FAIL: \d+ of 406 samples are wrong", made.read_text())
+    assert "PASS: all 406 samples are right" in made.read_text()
+    for bad in ("{", "[]", "{}", json.dumps({**told, "snapshots": [[1]]}),
+                json.dumps({**told, "request": "Count."})):
         done, made = draw(bad)
         assert done.returncode == 2 and "holds no snapshots" in done.stderr, bad
         assert "Traceback" not in done.stderr and not made.exists()
 
 
-def test_the_counter_of_the_readme_is_what_its_snapshots_say():
+def test_the_counter_of_the_readme_is_what_the_judge_says_of_its_snapshots():
     told = json.loads((FIGURES / "counter.json").read_text())
-    drawn = snapshots.animate([tuple(shot) for shot in told["snapshots"]], told["verdict"],
-                              told["passed"], told["request"])
+    shots = snapshots.judged([tuple(pair) for pair in told["snapshots"]], told["request"])
+    drawn = snapshots.animate(shots, told["request"])
     assert (FIGURES / "counter.svg").read_text() == drawn, "tools/snapshots.py, then look at it"
+    assert [shot.passed for shot in shots] == sorted(shot.passed for shot in shots)

@@ -6,63 +6,152 @@
 The file has what 00 has seen:
 
     {"request": "The counter state goes up when inc is 1 ...",
-     "snapshots": [[0, "state to 0."], [5, "..."], [36, "module TopModule ..."]],
-     "verdict": "PASS: 0 mismatches in 406 samples", "passed": true}
+     "snapshots": [[0, "state to 0."], [5, "..."], [36, "module TopModule ..."]]}
 
-The SVG loops through the snapshots and rests on the last, with the simulator's verdict. Where
-animations aren't run (a reader who wants less motion, a converter, a print) it shows that last one.
+The request is part of the prompt of a problem in data/tiny_eval. So the judge of 07 says of each
+answer whether it passes, and which ports have names that nobody asked for (you need Icarus).
+
+The SVG loops through the snapshots and rests on the last. Each has its verdict below it. Where
+animations aren't run (a reader who wants less motion, a converter, a print) it shows the last one.
 """
 
 import argparse
 import json
+import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from drawings import FOLDER, write
-from svg import WIDTH, Sheet
+from drawings import FOLDER, ROOT, write
+from svg import Sheet
 
-EACH, LAST = 1.8, 6.0  # seconds that a snapshot stays, and the last of them
-COLUMNS = 76           # letters of a line
+sys.path.insert(0, str(ROOT))
+
+import verilog  # noqa: E402
+from verilog.extraction import port_names  # noqa: E402
+from verilog.judging import Verdict  # noqa: E402
+from verilog.problems import Problem  # noqa: E402
+
+EACH, LAST = 2.2, 6.0  # seconds that a snapshot stays, and the last of them
+WIDTH = 640            # narrow, so that a phone shows large letters
+COLUMNS = 46           # letters of a line of an answer
+ASKED = 64             # letters of a line of the request
 MOST = 18              # lines of an answer that are shown
-LINE = 23              # units from line to line
-ROAD = 130             # where the line of the steps is drawn
-CODE = 210             # where the answer begins
+LINE = 25              # units from line to line
+LETTER = 0.602         # width of a letter in a font of equal widths, as a share of its size
+SIZE = 19              # of an answer's letters
 
 
-def animate(snapshots: Sequence[tuple[int, str]], verdict: str, passed: bool, request: str = "",
-            name: str = "counter") -> str:
+class Snapshot(NamedTuple):
+    """One answer, and what the judge says of it."""
+
+    step: int     # optimizer steps before it
+    answer: str
+    passed: bool
+    verdict: str  # in a few words
+    wrong: tuple[str, ...] = ()  # names of ports that nobody asked for
+
+
+def judged(pairs: Sequence[tuple[int, str]], request: str) -> list[Snapshot]:
+    """The snapshots with the verdicts of 07's judge.
+
+    Args:
+      pairs: (optimizer steps, answer).
+      request: part of the prompt of one problem of data/tiny_eval.
+
+    Raises:
+      ValueError: no problem asks that.
+    """
+    problems = verilog.load_problems(ROOT / "data" / "tiny_eval")
+    asking = [problem for problem in problems if request and request in problem.prompt]
+    if len(asking) != 1:
+        raise ValueError(f"{len(asking)} problems of data/tiny_eval ask {request!r}")
+    problem = asking[0]
+    codes = [verilog.extract_code(answer).code for _, answer in pairs]
+    verdicts = verilog.judge_many([(problem, code) for code in codes])
+    found = []
+    for (step, answer), verdict in zip(pairs, verdicts, strict=True):
+        wrong, missing = differing_ports(problem, answer)
+        text = in_a_few_words(verdict, missing)
+        found.append(Snapshot(step, answer, verdict.passed, text, wrong))
+    return found
+
+
+def differing_ports(problem: Problem, answer: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(names of an answer's ports that nobody asked for, names that it lacks)."""
+    asked, given = port_names(problem.reference), port_names(answer)
+    wrong = tuple(name for name in given if name not in asked)
+    missing = tuple(name for name in asked if name not in given)
+    return wrong, missing
+
+
+def in_a_few_words(verdict: Verdict, missing: Sequence[str]) -> str:
+    """What the simulator found.
+
+    Args:
+      missing: the names of the ports that the answer lacks.
+    """
+    if verdict.passed:
+        return f"PASS: all {verdict.samples} samples are right"
+    if verdict.category == "no code":
+        return "FAIL: this isn't a module"
+    if verdict.category == "compile" and missing:
+        return f"FAIL: no port is called {' or '.join(missing)}"
+    if verdict.mismatches is not None:
+        return f"FAIL: {verdict.mismatches} of {verdict.samples} samples are wrong"
+    return f"FAIL: {verdict.category}"
+
+
+def animate(shots: Sequence[Snapshot], request: str = "", name: str = "counter") -> str:
     """An SVG file that shows one answer after the other.
 
     Args:
-      snapshots: (optimizer steps, answer), in the order of the steps.
-      verdict: of the last answer, as the simulator gave it; shown with it alone.
-      passed: whether that is a success.
+      shots: in the order of their steps.
       request: what was asked.
       name: the file's, without `.svg`.
 
     Raises:
       ValueError: there are no snapshots, or their steps don't rise.
     """
-    steps = [step for step, _ in snapshots]
+    steps = [shot.step for shot in shots]
     if not steps or steps != sorted(set(steps)):
         raise ValueError(f"the steps of the snapshots are {steps}; at least one is needed, and "
                          "each has to be larger than the one before")
-    answers = [shown(text) for _, text in snapshots]
+    answers = [shown(shot.answer) for shot in shots]
+    asked = textwrap.wrap(" ".join(request.split()), ASKED, max_lines=4, placeholder=" …")
     longest = max(len(lines) for lines in answers)
-    height = CODE + longest * LINE + 76
-    sheet = Sheet(name, height, "One request, asked again while the model learns",
-                  f"{request.strip()} After {steps[-1]} optimizer steps the answer is: "
-                  f"{snapshots[-1][1].strip()} The simulator says: {verdict}")
-    _frame_of(sheet, steps, request, longest)
-    for place, lines in enumerate(answers):
+    road = 88 + 23 * len(asked)  # where the line of the steps is drawn
+    code = road + 92             # where the answer begins
+    told = [f"After {shot.step} steps: {shot.verdict}." for shot in shots]
+    sheet = Sheet(name, code + longest * LINE + 84, headline(shots),
+                  f"{request.strip()} {' '.join(told)} The last answer: {shots[-1].answer.strip()}",
+                  WIDTH)
+    sheet.words(25, 44, headline(shots), 22, bold=True)
+    sheet.lines(25, 76, asked, 23, size=18, colour="soft")
+    _road(sheet, shots, road)
+    sheet.rectangle(25, code - 32, WIDTH - 50, longest * LINE + 34, "grey", radius=8, line=0)
+    for place, shot in enumerate(shots):
         sheet.add(f'<g class="shot-{place}" opacity="{int(place == len(steps) - 1)}">')
-        _snapshot(sheet, place, steps, lines)
-        if place == len(steps) - 1:
-            _verdict(sheet, verdict, passed)
+        _here(sheet, shots, place, road)
+        _answer(sheet, answers[place], shot.wrong, code)
+        _verdict(sheet, shot)
         sheet.add("</g>")
     sheet.rules += _motion(name, len(steps))
     return sheet.text()
+
+
+def headline(shots: Sequence[Snapshot]) -> str:
+    """The result: from which snapshot on every answer passes."""
+    first = None
+    for shot in reversed(shots):
+        if not shot.passed:
+            break
+        first = shot.step
+    if first is None:
+        return f"After {shots[-1].step} training steps it still fails"
+    return f"An answer that passes, after {first} training steps"
 
 
 def shown(text: str) -> list[str]:
@@ -76,44 +165,55 @@ def shown(text: str) -> list[str]:
     return lines
 
 
-def _frame_of(sheet: Sheet, steps: Sequence[int], request: str, longest: int) -> None:
-    """What stays: the request, the road of the steps, the background of the answer."""
-    sheet.words(35, 42, "One request, asked again while the model learns", 21, bold=True)
-    asked = textwrap.wrap(" ".join(request.split()), 96, max_lines=2, placeholder=" …")
-    sheet.lines(35, 72, asked, size=17, colour="soft")
-    sheet.words(35, ROAD + 6, "optimizer steps", 17, "soft")
-    sheet.line([(_stop(steps, 0), ROAD), (_stop(steps, len(steps) - 1), ROAD)], "soft", 2)
-    for place, step in enumerate(steps):
-        x = _stop(steps, place)
-        sheet.circle(x, ROAD, 7, "page", 2)
-        sheet.words(x, ROAD + 32, str(step), 17, "soft", "middle")
-    sheet.rectangle(35, CODE - 30, WIDTH - 70, longest * LINE + 32, "grey", radius=8, line=0)
+def _road(sheet: Sheet, shots: Sequence[Snapshot], y: float) -> None:
+    """What stays: the line of the steps. Green stops pass, red ones fail."""
+    sheet.words(25, y + 6, "steps", 18, "soft")
+    sheet.line([(_stop(shots, 0), y), (_stop(shots, len(shots) - 1), y)], "soft", 2)
+    for place, shot in enumerate(shots):
+        x = _stop(shots, place)
+        colour = "green" if shot.passed else "red"
+        sheet.circle(x, y, 9, colour, 2)
+        sheet.words(x, y + 36, str(shot.step), 18, "soft", "middle")
 
 
-def _stop(steps: Sequence[int], place: int) -> float:
+def _stop(shots: Sequence[Snapshot], place: int) -> float:
     """Where a snapshot stands on the road: at its share of the steps, but apart from the others."""
-    first, last = 190.0, WIDTH - 55.0
-    if len(steps) == 1:
+    first, last = 110.0, WIDTH - 45.0
+    if len(shots) == 1:
         return last
-    by_step = (steps[place] - steps[0]) / (steps[-1] - steps[0])
-    by_place = place / (len(steps) - 1)
+    by_step = (shots[place].step - shots[0].step) / (shots[-1].step - shots[0].step)
+    by_place = place / (len(shots) - 1)
     return first + (last - first) * (by_step + by_place) / 2
 
 
-def _snapshot(sheet: Sheet, place: int, steps: Sequence[int], lines: Sequence[str]) -> None:
-    """What belongs to one snapshot: its stop is lit, and its answer stands below."""
-    x = _stop(steps, place)
-    sheet.circle(x, ROAD, 9, "blue-solid", 0)
-    sheet.words(x, ROAD + 32, str(steps[place]), 17, "ink", "middle", bold=True)
-    sheet.lines(50, CODE, lines, LINE, size=17, colour="ink", mono=True)
+def _here(sheet: Sheet, shots: Sequence[Snapshot], place: int, y: float) -> None:
+    """The stop of one snapshot is filled, and its number is bold."""
+    x = _stop(shots, place)
+    colour = "green" if shots[place].passed else "red"
+    sheet.circle(x, y, 12, f"{colour}-solid", 0)
+    sheet.words(x, y + 36, str(shots[place].step), 18, "ink", "middle", bold=True)
 
 
-def _verdict(sheet: Sheet, verdict: str, passed: bool) -> None:
+def _answer(sheet: Sheet, lines: Sequence[str], wrong: Sequence[str], y: float) -> None:
+    """The answer's lines; wrong names are underlined in red."""
+    sheet.lines(42, y, lines, LINE, size=SIZE, colour="ink", mono=True)
+    if len(lines) == 1 and len(lines[0]) < 3:
+        sheet.words(42 + 40, y, "is the whole answer", 18, "soft")
+    for row, line in enumerate(lines):
+        for name in wrong:
+            for place in re.finditer(rf"\b{re.escape(name)}\b", line):
+                start = 42 + SIZE * LETTER * place.start()
+                end = 42 + SIZE * LETTER * place.end()
+                below = y + row * LINE + 5
+                sheet.line([(start, below), (end, below)], "red", 3)
+
+
+def _verdict(sheet: Sheet, shot: Snapshot) -> None:
     """The simulator's word, at the bottom."""
-    colour = "green" if passed else "red"
-    y = sheet.height - 62
-    sheet.rectangle(35, y, WIDTH - 70, 42, colour, radius=8, line=2)
-    sheet.words(WIDTH / 2, y + 27, verdict, 19, colour, "middle", bold=True)
+    colour = "green" if shot.passed else "red"
+    y = sheet.height - 66
+    sheet.rectangle(25, y, WIDTH - 50, 46, colour, radius=8, line=2)
+    sheet.words(WIDTH / 2, y + 30, shot.verdict, 21, colour, "middle", bold=True)
 
 
 def _motion(name: str, count: int) -> list[str]:
@@ -136,7 +236,7 @@ def _motion(name: str, count: int) -> list[str]:
 
 
 def main() -> None:
-    """Read the snapshots and write the SVG."""
+    """Read the snapshots, have them judged, and write the SVG."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", type=Path, help="the snapshots, as JSON")
     parser.add_argument("-o", "--output", type=Path, default=FOLDER / "counter.svg")
@@ -144,8 +244,8 @@ def main() -> None:
     try:
         found = json.loads(options.file.read_text(encoding="utf-8"))
         pairs = [(int(step), str(text)) for step, text in found["snapshots"]]
-        text = animate(pairs, found["verdict"], found["passed"], found.get("request", ""),
-                       options.output.stem)
+        shots = judged(pairs, found["request"])
+        text = animate(shots, found["request"], options.output.stem)
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"{options.file} holds no snapshots as the head of this program describes "
                      f"them: {error!r}")

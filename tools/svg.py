@@ -56,24 +56,27 @@ DARK = {
 class Sheet:
     """One drawing: shapes are added one by one, `text` is the file.
 
-    Coordinates are in units of which WIDTH are the whole width, x to the right and y down.
+    Coordinates are in units, x to the right and y down; a sheet is WIDTH units wide or narrower.
     """
 
-    def __init__(self, name: str, height: float, title: str, description: str):
+    def __init__(self, name: str, height: float, title: str, description: str,
+                 width: int = WIDTH):
         """An empty sheet.
 
         Args:
           name: the file's, without `.svg`; it also keeps this sheet's styles apart from a page's.
           height: in units.
           title, description: what a reader who can't see the drawing is told.
+          width: in units. Words on a narrow sheet are larger on a phone.
         """
         self.name = name
         self.height = height
+        self.width = width
         self.head = [f'<title id="{name}-title">{escape(title)}</title>',
                      f'<desc id="{name}-desc">{escape(description)}</desc>']
         self.body: list[str] = []
         self.rules: list[str] = []  # CSS beside that of the colours
-        self.rectangle(0.5, 0.5, WIDTH - 1, height - 1, "page", radius=12)
+        self.rectangle(0.5, 0.5, width - 1, height - 1, "page", radius=12)
 
     def add(self, element: str) -> None:
         """Put an SVG element of your own on the sheet."""
@@ -181,8 +184,8 @@ class Sheet:
             plain = " ".join(f'{name}="{value}"' for name, value in light[look].items())
             drawn = drawn.replace(f'class="{look}"', f'class="{look}" {plain}')
         return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.name}" width="{WIDTH}" '
-            f'height="{self.height:g}" viewBox="0 0 {WIDTH} {self.height:g}" role="img" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.name}" width="{self.width}" '
+            f'height="{self.height:g}" viewBox="0 0 {self.width} {self.height:g}" role="img" '
             f'aria-labelledby="{self.name}-title {self.name}-desc" font-family="{SANS}">',
             *self.head, "<style>", *style, "</style>", drawn, "</svg>", ""])
 

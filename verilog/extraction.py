@@ -13,6 +13,7 @@ HEADER = re.compile(
 HEADER_OR_END = re.compile(HEADER.pattern + r"|\bendmodule\b", re.MULTILINE)
 ANY_HEADER = re.compile(r"\bmodule\s+\w+\b")
 ANY_END = re.compile(r"\bendmodule\b")
+PORT = re.compile(r"\b(?:input|output|inout)\b(?:\s|wire\b|reg\b|logic\b|signed\b|\[[^\]]*\])*(\w+)")
 COMMENT_START = re.compile(r"//|/\*")
 LINE_COMMENT_START = re.compile(r"//")
 ANSWER_TAGS = re.compile(r"(?P<opening><answer>)|(?P<closing></answer>)")
@@ -202,6 +203,11 @@ def module_headers(text: str) -> dict[str, int]:
         name = header["name"]
         headers.setdefault(name, header.start())
     return headers
+
+
+def port_names(text: str) -> list[str]:
+    """The first name after each `input`, `output` and `inout` of a text, in its order."""
+    return PORT.findall(without_comments(text))
 
 
 def without_comments(text: str) -> str:
