@@ -47,23 +47,29 @@ ROWS = (62, 244, 426)
 def road() -> Sheet:
     """From a chat to a verdict: nine stations, and what travels between them."""
     sheet = Sheet(
-        "road", 566, "From a chat to a verdict",
+        "road", 590, "From a chat to a verdict",
         "Nine stations in three rows. Data, page 02: a chat is rendered into token ids with a mask "
         "of the answer, and several examples are packed into one row. Training, pages 03 and 04: "
         "LoRA trains A and B on a mesh, they are saved as a checkpoint and merged into a "
-        "safetensors model. Serving, pages 05 to 07: a vLLM server answers over HTTP, a judge "
-        "simulates the answers and counts which pass.")
+        "safetensors model. Serving, pages 05 to 07: a vLLM server answers over HTTP, 06 measures "
+        "how fast, a judge simulates the answers and counts which pass. Page 00 walks all stations "
+        "but the merged model and the server.")
     sheet.words(35, 40, "From a chat to a verdict", 21, bold=True)
+    sheet.outline(502, 25, 22, 18, "blue", radius=3, line=3, dashed=False)
+    sheet.words(534, 40, "00 walks these in three minutes", 17, "blue")
     _road_data(sheet)
     _road_training(sheet)
     _road_serving(sheet)
     return sheet
 
 
-def _node(sheet: Sheet, column: int, row: int, name: str, colour: str = "soft") -> tuple[int, int]:
-    """A station with its name; returns where its picture begins."""
+def _node(sheet: Sheet, column: int, row: int, name: str, colour: str = "soft",
+          in_00: bool = True) -> tuple[int, int]:
+    """A station with its name, blue around if 00 walks it; returns where its picture begins."""
     x, y = COLUMNS[column], ROWS[row]
     sheet.rectangle(x, y, NODE_WIDTH, NODE_HEIGHT, colour, radius=8)
+    if in_00:
+        sheet.outline(x, y, NODE_WIDTH, NODE_HEIGHT, "blue", radius=8, line=3, dashed=False)
     sheet.words(x + NODE_WIDTH / 2, y + 27, name, 18, "ink", "middle", bold=True)
     return x, y + 40
 
@@ -114,7 +120,7 @@ def _road_data(sheet: Sheet) -> None:
     x, y = _node(sheet, 2, 0, "packed rows")
     _strip(sheet, x + 15, y + 2, "rrtt|rrrttt|rtt", 11.8)
     _strip(sheet, x + 15, y + 36, "rrrrtt|rt|rrttt", 11.8)
-    _turn(sheet, 0, "03 load", "data/train/*.npy: ids, mask, segments, positions, [rows, length]")
+    _turn(sheet, 0, "03 load", "ids, mask, segments, positions: [rows, length] each")
 
 
 def _road_training(sheet: Sheet) -> None:
@@ -132,17 +138,18 @@ def _road_training(sheet: Sheet) -> None:
         left = x + 27 + 30 * place
         sheet.rectangle(left, y + 34, 4, 28, "blue", radius=0, line=1)
         sheet.rectangle(left + 7, y + 34, 18, 4, "blue", radius=0, line=1)
-    _step(sheet, 1, 1, "04 merge", "W + α/r · (A B)ᵀ", "rounded once")
-    x, y = _node(sheet, 2, 1, "merged model")
+    _step(sheet, 1, 1, "04 merge", "A · B is added", "to the weights")
+    x, y = _node(sheet, 2, 1, "merged model", in_00=False)
     sheet.words(x + 95, y + 16, "merged/", 16, "soft", "middle")
     sheet.rectangle(x + 12, y + 28, 166, 34, "blue", radius=4)
     sheet.words(x + 95, y + 51, "model.safetensors", 16, "ink", "middle")
-    _turn(sheet, 1, "05 serve", "the folder as it is: any engine that reads Hugging Face's format "
-          "loads it")
+    _turn(sheet, 1, "05 serve", "a folder that any engine loads, in Hugging Face's format")
 
 
 def _road_serving(sheet: Sheet) -> None:
-    x, y = _node(sheet, 0, 2, "server")
+    x, y = _node(sheet, 0, 2, "server", in_00=False)
+    sheet.words(x + 95, ROWS[2] + NODE_HEIGHT + 26, "06 measures it", 17, "ink", "middle",
+                bold=True)
     for lane, cells in enumerate((7, 5, 8)):
         top = y + 1 + 22 * lane
         sheet.rectangle(x + 15, top, 30, 16, "grey", radius=2, line=1)
@@ -178,14 +185,15 @@ def lora() -> Sheet:
     module = modules_31b()["q_einsum"]
     inputs, outputs = math.prod(module.inputs), math.prod(module.outputs)
     trained = RANK * (inputs + outputs)
+    share = f"{100 * trained / module.size:.0f} %"
     sheet = Sheet(
-        "lora", 456, "LoRA beside W, drawn to scale",
+        "lora", 456, f"LoRA trains {share} beside a frozen W",
         f"A query projection of the 31B has {inputs:,} inputs and {outputs:,} outputs, "
         f"{module.size / 1e6:.1f} million frozen numbers. Beside it stand A, {inputs:,} by {RANK}, "
         f"and B, {RANK} by {outputs:,}: {trained:,} trained numbers, "
         f"{100 * trained / module.size:.1f} % of W. A token goes through W and, beside it, "
         "through A and B; both results are added.")
-    sheet.words(35, 40, "LoRA beside W, drawn to scale", 21, bold=True)
+    sheet.words(35, 40, f"LoRA trains {share} beside a frozen W (to scale)", 21, bold=True)
     x, y, width, height = 160, 118, outputs / SCALE, inputs / SCALE
     sheet.rectangle(x, y, width, height, "grey", radius=0)
     sheet.rectangle(x - 20, y, RANK / SCALE, height, "blue", radius=0, line=1)
@@ -230,6 +238,7 @@ def _lora_flow(sheet: Sheet, inputs: int, outputs: int) -> None:
 
 # ── 3. A slice (01) ──
 GIB_HIGH = 1.7  # units of a bar that stand for one GiB
+BAR_WIDE = 48   # of every bar, so that areas can be compared
 PARTS = (("weights", "grey-solid"), ("adapters", "blue-solid"), ("temporaries", "orange"))
 
 
@@ -273,7 +282,7 @@ def slices() -> Sheet:
     """The chips of a v5e-8 and of a v5p-8 with their links, and what fills their memory."""
     small, large = _filled("v5e-8", "int8"), _filled("v5p-8", "bfloat16")
     sheet = Sheet(
-        "slice", 560, "Two slices while they train the 31B",
+        "slice", 550, "Two slices while they train the 31B",
         f"A v5e-8: eight chips in two rows of four, {small.limit:.2f} GiB each, linked to their "
         f"neighbours without wrap-around. With an int8 base each holds {small.weights:.1f} GiB "
         f"of weights, {small.adapters:.1f} of adapters with Adam's moments and "
@@ -282,7 +291,7 @@ def slices() -> Sheet:
         f"{large.adapters:.1f} and {large.temporaries:.1f} GiB. Compiled, not run.")
     sheet.words(35, 40, "Two slices while they train the 31B: what one chip holds", 21, bold=True)
     _slice(sheet, "v5e-8", small, 35, 4, 68, 38, 60)
-    _slice(sheet, "v5p-8", large, 560, 2, 120, 62, 182)
+    _slice(sheet, "v5p-8", large, 600, 2, 80, 62, 182)
     _slice_table(sheet, small, large)
     return sheet
 
@@ -290,8 +299,10 @@ def slices() -> Sheet:
 def _slice(sheet: Sheet, name: str, parts: Filled, x: float, columns: int, width: float,
            gap: float, height: float) -> None:
     """Two rows of chips, linked to their neighbours, each with a bar of its memory to scale."""
-    piece, top, down = hardware.slice_of(name), 98.0, 38.0
-    sheet.words(x, 80, f"{name}: {piece.chips} chips of {parts.limit:.4g} GiB", 18, bold=True)
+    piece, top, down = hardware.slice_of(name), 114.0, 32.0
+    used = parts.limit - parts.free
+    sheet.words(x, 76, f"{name}: {piece.chips} chips", 18, bold=True)
+    sheet.words(x, 99, f"each uses {used:.1f} of {parts.limit:.4g} GiB", 17)
     for row in range(2):
         y = top + row * (height + down)
         for column in range(columns):
@@ -303,11 +314,8 @@ def _slice(sheet: Sheet, name: str, parts: Filled, x: float, columns: int, width
             if row == 0:
                 sheet.line([(middle, y + height), (middle, y + height + down)], "ink", 4)
             sheet.rectangle(left, y, width, height, "ink", radius=6, line=2)
-            _bar(sheet, left + 10, y + (height - parts.limit * GIB_HIGH) / 2, width - 20, parts)
-    across = columns * width + (columns - 1) * gap
-    speed = piece.chip.link_bandwidth / 1e9
-    sheet.words(x + across / 2, top + 2 * height + down + 26,
-                f"links: {speed:.0f} GB/s each way, published", 17, "soft", "middle")
+            high = parts.limit * GIB_HIGH
+            _bar(sheet, left + (width - BAR_WIDE) / 2, y + (height - high) / 2, BAR_WIDE, parts)
 
 
 def _bar(sheet: Sheet, x: float, y: float, width: float, parts: Filled) -> None:
@@ -323,7 +331,7 @@ def _bar(sheet: Sheet, x: float, y: float, width: float, parts: Filled) -> None:
 
 def _slice_table(sheet: Sheet, small: Filled, large: Filled) -> None:
     """What a chip of either slice holds, and how the step was compiled."""
-    y = 334.0
+    y = 326.0
     for x, heads in ((328, ("v5e-8", "int8 base")), (450, ("v5p-8", "bfloat16"))):
         sheet.words(x, y, heads[0], 17, "ink", "middle", bold=True)
         sheet.words(x, y + 21, heads[1], 16, "soft", "middle")
@@ -426,10 +434,9 @@ def _by_fsdp(sheet: Sheet, y: float) -> None:
 def _by_tp(sheet: Sheet, y: float) -> None:
     sheet.line([(35, y - 18), (865, y - 18)], "page", 1.5)
     sheet.words(35, y + 12, "tp: each chip has its own columns of W.", 18, "ink", bold=True)
-    sheet.words(865, y + 12, "The activations travel.", 18, "red", "end", bold=True)
     y += 36
     _matrix(sheet, 35, y, "W, stored", BY_COLUMNS, COLUMN_DIGITS)
-    sheet.lines(210, y + 48, ["nothing", "travels"], 20, size=17, colour="soft", anchor="middle")
+    sheet.lines(210, y + 48, ["no exchange", "yet"], 20, size=17, colour="soft", anchor="middle")
     _matrix(sheet, 290, y, "x, the batch", ALL_GREY)
     _sign(sheet, 413, y, "·")
     _matrix(sheet, 432, y, "W", BY_COLUMNS, COLUMN_DIGITS)
@@ -439,6 +446,7 @@ def _by_tp(sheet: Sheet, y: float) -> None:
         "The next matrix,", "V, is cut by rows:", "each chip gets", "a part of the sum."], 23,
                 size=17, colour="soft")
     y += 158
+    sheet.words(865, y - 12, "The activations travel.", 18, "red", "end", bold=True)
     _matrix(sheet, 35, y, "y", BY_COLUMNS, COLUMN_DIGITS)
     _sign(sheet, 152, y, "·")
     _matrix(sheet, 165, y, "V", BY_ROWS, ROW_DIGITS)
@@ -506,7 +514,7 @@ def _kv_weights(sheet: Sheet, y: float) -> None:
         sheet.words(x + 65, top + 16, name, 17, colour, "middle", bold=True)
     sheet.words(50, y + 92, "D", 17, "soft", "end")
     sheet.words(74, y + 168, "H", 17, "soft", "middle")
-    sheet.words(200, y + 192, "K heads, each [D, H] (four are drawn)", 17, "soft", "middle")
+    sheet.words(200, y + 192, "K heads; D inputs, H numbers a head", 17, "soft", "middle")
     sheet.arrow([(390, y + 86), (548, y + 86)], "ink", 3)
     sheet.lines(469, y + 44, ["each head is", "turned: [H, D]"], size=17, anchor="middle")
     sheet.lines(469, y + 116, ["then stacked,", "in the same order"], size=17, anchor="middle")
@@ -535,7 +543,7 @@ def _kv_adapters(sheet: Sheet, y: float) -> None:
     sheet.words(322, y + 38, "values", 17, VALUES, "middle")
     sheet.words(274, y + 82, "B [r, 2, K, H]", 17, "ink", "middle")
     sheet.arrow([(390, y + 51), (548, y + 51)], "ink", 3)
-    sheet.words(469, y + 38, "factors", 17, "ink", "middle", mono=True)
+    sheet.words(469, y + 38, "B is split", 17, "ink", "middle")
     for x, colour, name in ((600, KEYS, "k_proj"), (745, VALUES, "v_proj")):
         sheet.rectangle(x, y, 10, 104, "purple", radius=0)
         sheet.rectangle(x + 22, y + 46, 92, 10, colour, radius=0)
@@ -551,6 +559,9 @@ LEFT = 150            # where step 1 begins
 
 def batch() -> Sheet:
     """Five requests in a server with room for three: continuous batching, and waiting for all."""
+    # arrives, prefill in step, last token in step
+    lanes = ((1, 1, 5), (1, 1, 10), (2, 2, 6), (3, 6, 11), (4, 7, 10))
+    done = max(last for _, _, last in lanes)
     sheet = Sheet(
         "batch", 652, "Five requests, room for three",
         "Requests are lanes and steps are columns. Continuous batching: requests 1 and 2 are "
@@ -559,13 +570,11 @@ def batch() -> Sheet:
         "in step 6, so request 5 is prefilled in step 7. All five are answered after step 11. A "
         "batch that waits for its longest answer leaves places idle and starts requests 4 and 5 "
         "in step 12 only.")
-    sheet.words(35, 40, "Five requests in a server that has room for three", 21, bold=True)
+    sheet.words(35, 40, f"Room for three, and all five are answered by step {done}", 21, bold=True)
     _batch_legend(sheet)
     sheet.words(35, 116, "Continuous batching: requests come and go between two steps", 18,
                 bold=True)
     _steps(sheet, 146)
-    # arrives, prefill in step, last token in step
-    lanes = ((1, 1, 5), (1, 1, 10), (2, 2, 6), (3, 6, 11), (4, 7, 10))
     _lanes(sheet, 158, lanes)
     _marks(sheet, 158)
     sheet.line([(35, 424), (865, 424)], "page", 1.5)
@@ -613,7 +622,7 @@ def _lanes(sheet: Sheet, y: float, lanes: tuple[tuple[int, int, int], ...], idle
             sheet.rectangle(LEFT + STEP * (step - 1) + 3, top, STEP - 6, high, colour, radius=4)
         if last < idle and prefill < idle:
             left = LEFT + STEP * last + 3
-            sheet.rectangle(left, top, STEP * (idle - last) - 6, high, "page", radius=4)
+            sheet.outline(left, top, STEP * (idle - last) - 6, high, "soft", radius=4)
             sheet.words(left + STEP * (idle - last) / 2 - 3, top + high / 2 + 6, "idle", 16, "soft",
                         "middle")
 
@@ -628,7 +637,7 @@ def _marks(sheet: Sheet, y: float) -> None:
         sheet.circle(x, end, 5, "green", 2.5)
         sheet.words(x + 16, start + 6, f"ends: its place goes to {to + 1}", 16, "green")
     _bracket(sheet, y + 216, 3, 6, "request 4: time to first token")
-    _bracket(sheet, y + 216, 10, 10, "time per token")
+    _bracket(sheet, y + 216, 10, 10, "request 2: time per token")
 
 
 def _bracket(sheet: Sheet, y: float, first: int, last: int, text: str) -> None:

@@ -1,7 +1,8 @@
-"""Draw README's figure of speeds, and write its numbers and those of STATUS and MACHINES.
+"""Draw README's figures of speeds and hours, and write the numbers of README, STATUS and MACHINES.
 
     .venv/bin/python tools/readme_figure.py            draw assets/figures/tokens_per_second.svg
-                                                       from data/dryrun/v5p-8_31b.csv
+                                                       from data/dryrun/v5p-8_31b.csv, and
+                                                       free_road.svg from docs/MACHINES.md
     .venv/bin/python tools/readme_figure.py numbers    write what stands between <!--name--> and
                                                        <!----> in README.md, docs/STATUS.md and
                                                        docs/MACHINES.md, from that run and data/
@@ -12,30 +13,37 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import matplotlib
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import budget
+from drawings import write
+from svg import Sheet
 
-from helpers import style
-from tables import measured, published
+from tables import measured, published, stored
 from tpu_time import fit
 from tpu_time.bands import band, between
 
 TABLE = ROOT / "data" / "dryrun" / "v5p-8_31b.csv"
 FIGURE = ROOT / "assets" / "figures" / "tokens_per_second.svg"
+FREE_FIGURE = ROOT / "assets" / "figures" / "free_road.svg"
+MACHINES = ROOT / "docs" / "MACHINES.md"
 # Pages with <!--name--> marks.
-NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md", ROOT / "docs" / "MACHINES.md")
+NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md", MACHINES)
+# The figure's bars: base and published are grey, ours blue, what readers measured green.
+BAR_COLOURS = {"GREY": "grey", "RED": "red", "BLUE": "blue", "GREEN": "green"}
+QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
+# Others' gathers over eight v5e chips took so many times what our model used to say (MACHINES).
+SLOW_LINKS = 2.3
 RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
 
 class Bar(NamedTuple):
-    """One bar: real tokens per second with their range, and the name of a colour in `style`."""
+    """One bar: real tokens per second with their range, and a name of `BAR_COLOURS`."""
 
     label: str
     value: float
@@ -59,7 +67,7 @@ def bars() -> list[Bar]:
     told = float(published("training_results", "metric", "tpu")["throughput"])
     low, high = band(theirs)
     our_low, our_high = band(ours)
-    return [Bar("published recipe, predicted", theirs, low, high, "SKY"),
+    return [Bar("published recipe, predicted", theirs, low, high, "GREY"),
             Bar("published recipe, measured by its authors", told, told, told, "RED"),
             Bar("this series, predicted", ours, our_low, our_high, "BLUE"),
             *measured_bars()]
@@ -83,40 +91,164 @@ def described(points: list[Bar]) -> str:
                      for bar in points)
 
 
+WIDE = 640     # of both drawings, narrow enough for a phone
+LEFT = 25      # where their words and bars begin
+
+
 def draw(points: list[Bar], target: Path) -> None:
-    """Horizontal bars: real tokens per second; hatched with its range what is only predicted."""
-    fig, ax = style.figure(9.0, 1.2 + 0.52 * len(points))
+    """Bars of real tokens per second below their names; pale with its range: only predicted."""
+    warning = caution(points)
+    sheet = Sheet("speed", 146 + 74 * len(points) + 28 * len(warning),
+                  "How fast LoRA trains Gemma 4 31B",
+                  f"Real tokens per second, padding not counted. {described(points)}. "
+                  + " ".join(warning), WIDE)
+    sheet.words(LEFT, 42, headline(points), 22, bold=True)
+    sheet.words(LEFT, 72, "LoRA on Gemma 4 31B, one v5p-8: tokens a second,", 18, "soft")
+    sheet.words(LEFT, 95, "padding not counted", 18, "soft")
     widest = max(bar.high for bar in points)
-    for row, bar in enumerate(points):
-        color = getattr(style, bar.color)
-        predicted = "predicted" in bar.label
-        ax.barh(row, bar.value, height=0.62, color="white" if predicted else color,
-                edgecolor=color, hatch="///" if predicted else None, linewidth=1.4)
-        text = f"{bar.value:,.0f}"
-        if bar.high > bar.low:
-            text = f"{bar.low:,.0f} to {bar.high:,.0f}"
-            reach = [[bar.value - bar.low], [bar.high - bar.value]]
-            ax.errorbar(bar.value, row, xerr=reach, color=style.BLACK, capsize=4, linewidth=1.4)
-        ax.text(bar.high + 0.015 * widest, row, text, va="center", fontsize=9.5)
-    ax.set(yticks=range(len(points)), yticklabels=[bar.label for bar in points],
-           xlabel="tokens per second, padding not counted", xlim=(0, 1.25 * widest),
-           ylim=(len(points) - 0.5, -0.6), title="LoRA on Gemma 4 31B, one v5p-8 (4 chips)")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.grid(axis="y", visible=False)
-    fig.supxlabel("Source: notebook 08, data/dryrun/v5p-8_31b.csv; hatched: predicted from the "
-                  "compiled program; measured: arXiv 2605.25645, S5.1", fontsize=8,
-                  color=style.GREY, x=0.01, ha="left")
-    save(fig, target, described(points))
+    scale = (WIDE - 2 * LEFT - 180) / widest  # 180: the words behind the longest bar
+    for place, bar in enumerate(points):
+        y = 124 + 74 * place
+        sheet.words(LEFT, y + 6, bar.label.partition(",")[0], 18, "ink")
+        _draw_bar(sheet, bar, y + 16, scale)
+    sheet.lines(LEFT, 136 + 74 * len(points), warning, 24, size=18, colour="ink")
+    sheet.words(LEFT, sheet.height - 18, "measured: arXiv 2605.25645, S5.1; predicted: notebook 08",
+                16, "soft")
+    write(target, sheet.text())
 
 
-def save(fig: Any, target: Path, description: str) -> None:
-    """Write a figure, the same bytes for the same content, with what it shows in its metadata."""
-    fig.savefig(target, metadata={"Date": None, "Description": description})
+def headline(points: list[Bar]) -> str:
+    """What the figure says: the ratio of the two predictions, or that there's a measurement."""
+    values = {bar.label: bar.value for bar in points}
+    if any("by a reader" in bar.label for bar in points):
+        return "Predicted, and measured by readers"
+    theirs, ours = values["published recipe, predicted"], values["this series, predicted"]
+    return f"Predicted: {between(ours / theirs, 2)} times as fast"
+
+
+def caution(points: list[Bar]) -> list[str]:
+    """Two lines on how far our prediction missed the published run; none if it's not shown."""
+    bar_of = {bar.label: bar for bar in points}
+    theirs = bar_of.get("published recipe, predicted")
+    told = bar_of.get("published recipe, measured by its authors")
+    if theirs is None or told is None or theirs.low <= told.value <= theirs.high:
+        return []
+    off = 100 * abs(theirs.value / told.value - 1)
+    side, half = ("below", "lower") if told.value < theirs.low else ("above", "upper")
+    return [f"The measured {told.value:,.0f} lies {side} our range, whose middle",
+            f"is {off:.0f} % off. So expect the {half} half of our blue bar's range."]
+
+
+def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: float) -> None:
+    """One bar, solid if measured, with its range as a line and its numbers behind it."""
+    predicted = bar.high > bar.low
+    colour = BAR_COLOURS[bar.color]
+    sheet.rectangle(LEFT, y, bar.value * scale, 26, colour if predicted else f"{colour}-solid",
+                    radius=0, line=2 if predicted else 0, dashed=predicted)
+    text, kind = f"{bar.value:,.0f}", "measured"
+    if predicted:
+        text, kind = f"{bar.low:,.0f} to {bar.high:,.0f}", "predicted"
+        low, high = LEFT + bar.low * scale, LEFT + bar.high * scale
+        sheet.line([(low, y + 13), (high, y + 13)], "ink", 2)
+        for end in (low, high):
+            sheet.line([(end, y + 6), (end, y + 20)], "ink", 2)
+    x = LEFT + bar.high * scale + 10
+    sheet.words(x, y + 10, text, 17, "ink", bold=True)
+    sheet.words(x, y + 29, kind, 16, "soft")
+
+
+# ── The free road: how long each page takes ──
+BUDGET = 8.5  # hours of Kaggle's nine that the launcher uses
+KINDS = {"measured": "green-solid", "predicted": "blue", "planned": "blue", "assumed": "grey"}
+
+
+class Part(NamedTuple):
+    """Minutes of one row of MACHINES' table: of which page, and how they're known."""
+
+    page: str
+    low: float
+    high: float
+    kind: str
+
+
+def free_parts(text: str) -> list[Part]:
+    """The rows of the table of the nine hours in docs/MACHINES.md, without the queue and the sum.
+
+    Raises:
+      ValueError: there's no such table, or a row says not how its minutes are known.
+    """
+    table = text.partition("| what | minutes |")[2].partition("\n\n")[0]
+    parts = []
+    for line in re.sub("<!--.*?-->", "", table).splitlines()[2:]:
+        what, minutes, how = (cell.strip("* ") for cell in line.split("|")[1:4])
+        if what.startswith(("the queue", "sum")):
+            continue
+        low, _, high = minutes.partition(" to ")
+        kinds = sorted((how.find(kind), kind) for kind in KINDS if kind in how)
+        if not kinds:
+            raise ValueError(f"MACHINES does not say how the minutes of {what!r} are known")
+        page = what.partition(":")[0] if ":" in what else "set-up"
+        parts.append(Part(page, float(low), float(high or low), kinds[0][1]))
+    if not parts:
+        raise ValueError("docs/MACHINES.md has no table of the nine hours")
+    return parts
+
+
+def draw_free(parts: list[Part], target: Path) -> None:
+    """One bar for each page of the free road, at its longest, by how its minutes are known."""
+    pages = list(dict.fromkeys(part.page for part in parts))
+    # Rounded to ten minutes, as MACHINES does.
+    low = round(sum(part.low for part in parts), -1) / 60
+    high = round(sum(part.high for part in parts), -1) / 60
+    sheet = Sheet("free-road", 160 + 40 * len(pages), "Kaggle's free session, page by page",
+                  f"The whole 31B takes {low:.1f} to {high:.1f} of {BUDGET:g} hours. "
+                  + "; ".join(f"{page}: {_minutes(parts, page)}" for page in pages), WIDE)
+    fits = "should do" if high <= BUDGET else "may not do"
+    sheet.words(LEFT, 42, f"One session {fits}: {low:.1f} to {high:.1f} hours", 22, bold=True)
+    sheet.words(LEFT, 72, "the 31B on Kaggle's v5e-8, each page at its slowest", 18, "soft")
+    across = WIDE - 2 * LEFT - 88
+    scale = across / (BUDGET * 60)
+    x = LEFT + 88.0
+    for place, page in enumerate(pages):
+        y = 104 + 40 * place
+        sheet.words(LEFT, y + 20, page, 17, "ink", bold=True)
+        start = x
+        for part in [part for part in parts if part.page == page]:
+            sheet.rectangle(x, y, part.high * scale, 28, KINDS[part.kind], radius=0, line=1.5,
+                            dashed=part.kind == "assumed")
+            x += part.high * scale
+        text = _minutes(parts, page)
+        if x < WIDE - 190:
+            sheet.words(x + 8, y + 20, text, 16, "soft")
+        else:
+            sheet.words(start - 8, y + 20, text, 16, "soft", "end")
+    end = LEFT + 88 + across
+    sheet.words(end, 90, f"{BUDGET:g} h", 17, "red", "end", bold=True)
+    sheet.line([(end, 98), (end, 104 + 40 * len(pages))], "red", 2, dashed=True)
+    _legend(sheet, 120 + 40 * len(pages))
+    write(target, sheet.text())
+
+
+def _minutes(parts: list[Part], page: str) -> str:
+    """Minutes of a page, as text."""
+    low = sum(part.low for part in parts if part.page == page)
+    high = sum(part.high for part in parts if part.page == page)
+    return f"{high:.0f} min" if low == high else f"{low:.0f} to {high:.0f} min"
+
+
+def _legend(sheet: Sheet, y: float) -> None:
+    """How the minutes are known."""
+    for x, kind, words in ((LEFT, "measured", "measured by others"),
+                           (LEFT + 210, "predicted", "predicted, planned"),
+                           (LEFT + 420, "assumed", "assumed")):
+        sheet.rectangle(x, y, 20, 20, KINDS[kind], radius=2, dashed=kind == "assumed")
+        sheet.words(x + 28, y + 16, words, 17, "ink")
 
 
 def numbers(run: Path) -> dict[str, str]:
     """{name: text} of the pages' numbers, as far as the run and the tables have them."""
-    return reading_numbers() | run_numbers(run) | step_numbers() | free_numbers()
+    return (reading_numbers() | quickstart_numbers() | run_numbers(run) | step_numbers()
+            | published_numbers() | free_numbers())
 
 
 def reading_numbers() -> dict[str, str]:
@@ -130,13 +262,25 @@ def reading_numbers() -> dict[str, str]:
     return texts | {"read_seven": f"{seven / 60:.1f}"}
 
 
+def quickstart_numbers(page: Path = QUICKSTART) -> dict[str, str]:
+    """How many problems pass before and after, as the stored notebook 00 has printed it."""
+    if not page.exists():
+        return {}
+    # In the file a line that was printed is a JSON text of its own.
+    found = re.search(r"(\d+) of \d+ before, (\d+) of \d+ after", page.read_text("utf-8"))
+    if found is None:
+        return {}
+    return {"quick_before": found[1], "quick_after": found[2]}
+
+
 def run_numbers(run: Path) -> dict[str, str]:
     """Seconds and scores of a run, as far as it went."""
     texts = {}
     if (run / "times.json").exists():
         seconds = json.loads((run / "times.json").read_text())["seconds"]
         for name, value in seconds.items():
-            texts[f"run_{name.partition('_')[0]}"] = f"{value:.0f}"
+            minutes = f"{value / 60:.0f} min"
+            texts[f"run_{name.partition('_')[0]}"] = minutes if value > 90 else f"{value:.0f} s"
     if not (run / "eval" / "comparison.json").exists():
         return texts
     scores = json.loads((run / "eval" / "comparison.json").read_text())
@@ -148,6 +292,11 @@ def run_numbers(run: Path) -> dict[str, str]:
         texts["rival"] = scores["rival"]
         texts["gain"] = (f"{100 * best['difference']:+.0f} points of pass@1 "
                          f"({100 * low:+.0f} to {100 * high:+.0f})")
+        of_base = scores["tuned"]["pass@1"] - best["difference"]
+        texts["pass_rival"] = f"{100 * of_base:.0f}"
+        is_shown = low > 0 or high < 0
+        texts["gain_means"] = ("which is more than luck explains" if is_shown
+                               else "which could still be luck")
     return texts
 
 
@@ -159,12 +308,33 @@ def step_numbers() -> dict[str, str]:
     fitted, price = fit.will_it_fit("v5p", 4), fit.price("v5p", 4)
     hours = {speed: fit.run_cost(fitted, RUN_TOKENS, price, speed)["hours_text"]
              for speed in (ours, whole)}
+    minutes = fit.run_cost(fitted, RUN_TOKENS, price, ours)["minutes"]
+    predicted = minutes["optimizer steps"] + minutes["validate"]
     return {
+        "minutes_predicted": between(predicted, form="{:.0f}"),
+        "minutes_assumed": f"{sum(minutes.values()) - predicted:.0f}",
+        "ratio_packing": f"{table.fill['ours'] / table.fill['published']:.1f}",
+        "speed_published": between(theirs, form="{:,.0f}"),
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",
         "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2),
         "ratio_two": between(ours / theirs, 2, sigmas=2), "hours_ours": hours[ours],
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
         "ratio_rows_two": between(whole / theirs, 2, sigmas=2), "hours_rows": hours[whole]}
+
+
+def published_numbers() -> dict[str, str]:
+    """How our prediction of the published recipe compares with what its authors measured."""
+    predicted, told = bars()[:2]
+    off = 100 * (predicted.value / told.value - 1)
+    way = "high" if off > 0 else "low"
+    if predicted.low <= told.value <= predicted.high:
+        where, half = "inside the range", "the whole"
+    elif told.value < predicted.low:
+        where, half = "below the range", "the lower half"
+    else:
+        where, half = "above the range", "the upper half"
+    return {"off_published": f"{where}, whose middle is {abs(off):.0f} % too {way}",
+            "half_published": half}
 
 
 def free_numbers() -> dict[str, str]:
@@ -174,7 +344,12 @@ def free_numbers() -> dict[str, str]:
     tokens = fit.step_tokens(step)
     seconds = tokens / step.speed
     steps_of_a_run = int(RUN_TOKENS / tokens)
+    row = stored.compiled_fit("v5e-8", "31b", "int8", 2_048)
+    assert row is not None
+    slow = float(row["seconds_compute"]) + SLOW_LINKS * float(row["seconds_exposed"])
+    _, most = band(steps_of_a_run * slow / 60)
     return {
+        "minutes_slow": f"{most:.0f}",
         "gib_free": f"{step.total:.1f}",
         "speed_free": between(step.speed, form="{:,.0f}"),
         "speed_free_two": between(step.speed, form="{:,.0f}", sigmas=2),
@@ -198,7 +373,6 @@ def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
 
 def main() -> None:
     """Draw the figure, or write the numbers."""
-    matplotlib.use("agg")
     run = Path(os.environ.get("RUN_DIR") or ROOT / "runs" / "tiny")
     if "numbers" in sys.argv[1:]:
         for page in NUMBERED:
@@ -208,6 +382,8 @@ def main() -> None:
         points = bars()
         draw(points, FIGURE)
         print(f"{FIGURE.relative_to(ROOT)}: {described(points)}")
+        draw_free(free_parts(MACHINES.read_text(encoding="utf-8")), FREE_FIGURE)
+        print(f"{FREE_FIGURE.relative_to(ROOT)}: the minutes of docs/MACHINES.md")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ HEADER = re.compile(
 HEADER_OR_END = re.compile(HEADER.pattern + r"|\bendmodule\b", re.MULTILINE)
 ANY_HEADER = re.compile(r"\bmodule\s+\w+\b")
 ANY_END = re.compile(r"\bendmodule\b")
-PORT = re.compile(r"\b(?:input|output|inout)\b(?:\s|wire\b|reg\b|logic\b|signed\b|\[[^\]]*\])*(\w+)")
+PORT = re.compile(
+    r"\b(?:input|output|inout)\b(?:\s|wire\b|reg\b|logic\b|signed\b|\[[^\]]*\])*(\w+)")
 COMMENT_START = re.compile(r"//|/\*")
 LINE_COMMENT_START = re.compile(r"//")
 ANSWER_TAGS = re.compile(r"(?P<opening><answer>)|(?P<closing></answer>)")
