@@ -15,8 +15,8 @@
 #
 # # 00 · Three minutes: ask, fine-tune, ask again
 #
-# **Here's a model that has read a lot of Verilog and can't be asked for any. Can it learn to answer?**
-# You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and
+# **Here's a model that has read a lot of Verilog and still can't answer a single request for it. Can it
+# learn to?** You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and
 # the training step are exactly what the 31B uses. *Verilog* is a language that describes digital
 # circuits, and *Icarus Verilog* is a program that simulates them, so nobody has to guess whether an
 # answer is right.
@@ -31,8 +31,9 @@
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart
 # the session once.
 #
-# This is the road of the whole series, with what travels on it. You'll walk it once, quickly, as far as the
-# *adapters*, which are the small matrices that get trained, and then judge the answers.
+# Here's the whole series as one road. Under each arrow stands what gets handed on. On this page you'll
+# walk the stations with a blue edge: as far as the *adapters*, which are the small matrices that get
+# trained, and then to the judge.
 #
 # ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
 
@@ -62,9 +63,13 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What does the base model say?
 # The tiny Gemma 4 has the same kinds of layers as the 31B's language model, and its files have the same
-# form. It has read Verilog files the way they're found in the wild, bugs included
-# ([09](09_tiny_base.ipynb) shows how it was made). Nobody has taught it to answer. A *mesh* says which
-# devices hold a model; here it's one CPU.
+# form. It has read Verilog files as people really publish them, bugs included
+# ([09](09_tiny_base.ipynb) shows how it was made). Nobody has taught it to answer.
+#
+# The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. If you know
+# PyTorch, `optax` is its `torch.optim`, and `nnx` its `torch.nn`. A *mesh* is JAX's list of the devices
+# that hold a model; here that's one CPU. You needn't follow every line now:
+# [03](03_train.ipynb) explains them in *JAX in ten minutes*.
 
 # %%
 import jax
@@ -75,6 +80,7 @@ from flax import nnx
 
 from helpers import answers, chat, data, gemma, packing, style, train
 import verilog
+from verilog.extraction import port_names
 
 BASE = "assets/tiny_gemma4"
 SYSTEM = "Write the Verilog module that is asked for, as one code block."
@@ -90,7 +96,7 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 # `answer` puts each request into the model's *chat template*, the form in which it expects a
 # conversation, and decodes *greedily*, which means that it always takes the likeliest next token. We ask
 # for the 38 modules of a small benchmark. The training rows ask for the same kinds of modules, but never
-# with these widths and names. One of the 38 is an up-down counter, and it'll follow you through the whole
+# with the same widths and names. One of the 38 is an up-down counter, and it'll follow you through the whole
 # series.
 
 # %%
@@ -101,7 +107,7 @@ def answer(model, requests):
     return answers.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
-problems = verilog.load_problems("data/tiny_eval")
+problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
 with helpers.phase(f"{len(requests)} answers of the base"):
@@ -124,7 +130,8 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # From examples: each row of `data/tiny` is a request and a good answer. The model reads both as one row
 # of tokens, but it's trained only on the answer (blue in the picture). That choice is called the *loss
 # mask*. Padding costs work and teaches nothing, so several examples share a row of 512 tokens. In the
-# picture `·` is a space and `↵` is a line break.
+# picture `·` is a space, `↵` is a line break, and `thought` is an empty thinking block that
+# [02](02_data.ipynb) explains.
 #
 # **Why don't we train on the request, too?**
 #
@@ -136,15 +143,25 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # </details>
 
 # %%
-cleaned = [data.clean(row) for row in data.read_rows("data/tiny")[:1_500]]
-chats = [data.as_messages(example, SYSTEM) for example, reason in cleaned if not reason]
-rendered = [pair for pair in chat.render_chats(tokenizer, chats) if len(pair[0]) <= 512]
-ids, masks = zip(*rendered)
-rows = packing.pack_arrays(ids, masks, 512, seed=0)
-print(f"{len(ids):,} examples, packed into {len(rows['tokens'])} rows of 512 tokens")
-shortest = min(rendered, key=lambda pair: len(pair[0]))
-style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shortest[1], "00_tokens",
-                  f"{len(shortest[0])} tokens are read, {sum(shortest[1])} of them are trained")
+chats = []
+for row in data.read_rows("data/tiny")[:1_500]:
+    example, problem = data.clean(row)  # a problem says why a row can't be used
+    if not problem:
+        chats.append(data.as_messages(example, SYSTEM))
+rendered = chat.render_chats(tokenizer, chats)  # of each chat: its token ids and its loss mask
+fitting = [(ids, mask) for ids, mask in rendered if len(ids) <= 512]
+all_ids, all_masks = zip(*fitting)
+rows = packing.pack_arrays(all_ids, all_masks, 512, seed=0)
+print(f"{len(all_ids):,} examples, packed into {len(rows['tokens'])} rows of 512 tokens")
+
+# %% [markdown]
+# What does the model see of an example? Here's the shortest one.
+
+# %%
+ids, mask = min(fitting, key=lambda pair: len(pair[0]))
+pieces = [tokenizer.decode([number]) for number in ids]
+style.show_tokens(pieces, mask, "00_tokens",
+                  f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
 # **Everything is read; only the answer is trained.**
@@ -152,16 +169,18 @@ style.show_tokens([tokenizer.decode([number]) for number in shortest[0]], shorte
 # ## 3. How does it learn? LoRA, in about two minutes
 # We leave the model's weights alone. Beside each matrix of attention and MLP we put two thin ones, A and
 # B, and add their product A·B to the frozen matrix. Only A and B are trained: that's LoRA. `rank` says how
-# thin they are, and the product counts `alpha / rank` times. JAX compiles a whole optimizer step into one
-# program.
+# thin they are, and the product is multiplied by `alpha / rank` before it's added. In the cell below, JAX
+# compiles a whole optimizer step into one program.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
 tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)  # a new model; base stays
+# The learning rate rises for ten steps and then falls; one large gradient can't undo the others.
 rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
-state, frozen = train.start(tuned, optimizer, mesh)
-loss = train.make_loss(capacity=int(rows["loss_mask"].sum(-1).max()))  # answer tokens at most
+state, frozen = train.start(tuned, optimizer, mesh)  # state: A, B and what the optimizer remembers
+most_trained = int(rows["loss_mask"].sum(-1).max())  # trained tokens of a row, at most
+loss = train.make_loss(capacity=most_trained)
 step = train.jit_train_step(tuned, optimizer, loss, state)
 trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
@@ -176,14 +195,15 @@ counters = {0: before[requests.index(counter)]}  # steps done: the model's answe
 
 def snapshot(steps_done, adapters):
     """Ask the model, as it is after so many steps, for the counter."""
-    nnx.update(tuned, jax.tree.map(jnp.copy, adapters))  # a step uses up the arrays that it gets
-    counters[steps_done], = answer(tuned, [counter])
+    # The compiled step reuses the memory of the arrays that it gets, so we copy them first.
+    nnx.update(tuned, jax.tree.map(jnp.copy, adapters))
+    counters[steps_done] = answer(tuned, [counter])[0]
 
 
 # %% [markdown]
-# Now the loop. Each step picks four rows, computes the gradient and changes A and B a little. What falls
-# is the *loss*, the usual cross-entropy per trained token. (A large step can be cut into
-# *micro-batches*; this one is a single piece.) We read each row at most once.
+# Now the loop. Each step picks four rows, computes the gradient and changes A and B a little. The number
+# that falls is the *loss*: the usual cross-entropy, averaged over the trained tokens. (A large step can be
+# cut into *micro-batches*; this one is a single piece.) We read each row at most once.
 #
 # **What would the loss be if the model guessed blindly among its 1,280 tokens?**
 #
@@ -196,7 +216,7 @@ def snapshot(steps_done, adapters):
 # %%
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []
 order = np.random.default_rng(0).permutation(len(rows["tokens"]))
-progress = helpers.Progress(STEPS, "step", every=20)
+progress = helpers.Progress(STEPS, "step", every=20)  # a line every 20 seconds
 with mesh:
     for number in range(1, STEPS + 1):
         picked = order[(number - 1) * ROWS:number * ROWS]
@@ -205,54 +225,96 @@ with mesh:
         adapters, optimizer_state, metrics = step(
             adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
         losses.append(float(metrics["loss"]))
-        progress.update(note=f"loss {losses[-1]:.3f}")
+        progress.update(note=f"loss {losses[-1]:.2f} nats a token")
         if number in SNAPSHOTS:
             snapshot(number, adapters)
 
-fig, ax = style.figure(7, 2.4)
-ax.plot(range(1, STEPS + 1), losses)
-ax.set(xlabel="optimizer step", ylabel="loss", yscale="log",
-       title=f"The loss falls from {losses[0]:.1f} to {np.mean(losses[-5:]):.2f}")
-style.finish(fig, "00_loss", "this run")
-
 # %% [markdown]
-# A falling loss is hard to feel. Here's the same run, seen through the counter:
+# A falling loss is hard to feel. So let's have the judge of notebook 07 look at the counter after each stop,
+# and mark its verdicts on the curve.
 
 # %%
 exam = problems[requests.index(counter)]
-verdicts = verilog.judge_many([(exam, verilog.extract_code(text)[0]) for text in counters.values()])
-style.side_by_side({f"{number} steps: {'passes' if verdict.passed else 'fails'}": text
-                    for (number, text), verdict in zip(counters.items(), verdicts)})
+codes = [verilog.extract_code(text)[0] for text in counters.values()]  # None: no module
+verdicts = verilog.judge_many([(exam, code) for code in codes])
+
+fig, ax = style.figure(7, 2.8)
+ax.plot(range(1, STEPS + 1), losses, color=style.BLUE)
+ax.axhline(np.log(config.num_embed), color=style.GREY, ls="--")
+ax.text(STEPS, np.log(config.num_embed), "a blind guess", color=style.GREY, ha="right", va="top")
+for number, verdict in zip(SNAPSHOTS, verdicts[1:]):
+    look, word = (style.GREEN, "passes") if verdict.passed else (style.RED, "fails")
+    ax.plot(number, losses[number - 1], "o", color=look, ms=8)
+    ax.annotate(word, (number, losses[number - 1]), (0, 8), textcoords="offset points",
+                color=look, ha="center")
+passes = sum(verdict.passed for verdict in verdicts)
+ax.set(xlabel="optimizer step", ylabel="nats per trained token", yscale="log",
+       yticks=(0.03, 0.1, 0.3, 1, 3),
+       title=f"The loss falls from {losses[0]:.1f} to {np.mean(losses[-5:]):.2f}, "
+             f"and the counter passes at {passes} of {len(verdicts)} stops")
+ax.yaxis.set_major_formatter("{x:g}")
+style.finish(fig, "00_loss", "tiny, two CPU cores, seed 0")
 
 # %% [markdown]
-# First it learns what an answer looks like: a code fence (the three backticks), a module, a list of ports.
-# The details that a simulator cares about come last. In our run only the clock has the wrong name after ten
-# steps, and that's enough to fail.
+# And here are the answers themselves. Names of ports that nobody asked for are underlined in red. An answer
+# that hasn't changed since the last stop isn't shown again.
+
+# %%
+shown, wrong = {}, set()
+for (number, text), verdict in zip(counters.items(), verdicts):
+    wrong.update(name for name in port_names(text) if name not in port_names(exam.reference))
+    if text not in shown.values():
+        shown[f"{number} steps: {'passes' if verdict.passed else 'fails'}"] = text
+style.side_by_side(shown, wrong=wrong)
+
+# %% [markdown]
+# Read the columns from left to right. Lines that look like Verilog come early, and after them the form of an
+# answer: a code fence (the three backticks), a module, a list of ports. What a simulator cares about takes
+# longest, because a single wrong name or number is enough to fail.
+#
+# **It learns the form first and the details last.**
 #
 # ## 4. Is it right? Count
-# We ask for all 38 modules again. Each answer is compiled and simulated beside a correct module by the
-# judge of notebook 07, and it passes if no output ever differs. **Guess first: how many of 38 does the
-# base pass, and how many the tuned model?**
+# We ask for all 38 modules again. The judge compiles each answer and simulates it beside a correct module,
+# and the answer passes if no output ever differs. **Guess first: how many of 38 does the base pass, and how
+# many the tuned model?**
 
 # %%
 with helpers.phase(f"{len(requests)} answers of the tuned model"):
     after = answer(tuned, requests)
-passed = {}
+judged = {}
 for name, texts in (("base", before), ("tuned", after)):
     modules = [verilog.extract_code(text)[0] for text in texts]
-    verdicts = verilog.judge_many(list(zip(problems, modules)))
-    passed[name] = sum(verdict.passed for verdict in verdicts)
-print(f"{passed['base']} of {len(problems)} before, {passed['tuned']} of {len(problems)} after")
-place = requests.index(counter)
-style.side_by_side({"base": before[place], "tuned": after[place]}, counter)
+    judged[name] = verilog.judge_many(list(zip(problems, modules)))
+passed = {name: [verdict.passed for verdict in judged[name]] for name in judged}
+counts = {name: sum(passes) for name, passes in passed.items()}
+print(f"{counts['base']} of {len(problems)} before, {counts['tuned']} of {len(problems)} after")
+style.squares(passed, "00_squares",
+              f"From {counts['base']} to {counts['tuned']} of {len(problems)} problems")
 
 # %% [markdown]
-# **Two minutes on a CPU took it from passing none of the problems to passing most of them.**
+# **A few dozen steps on a CPU, and most of the problems pass.** What about those that don't? Here's one that
+# the tuned model fails, beside a correct module. **Can you see what's wrong?**
+
+# %%
+compiled = ("mismatch", "timeout", "runtime")  # such a failure has run, so it's worth reading
+failed = [number for number, passes in enumerate(passed["tuned"]) if not passes]
+failed.sort(key=lambda number: judged["tuned"][number].category not in compiled)
+for number in failed[:1]:
+    verdict = judged["tuned"][number]
+    style.side_by_side({f"tuned: {verdict.detail}": after[number],
+                        "a correct module": problems[number].reference}, requests[number])
+
+# %% [markdown]
+# An answer can look right and be wrong. That's why [07](07_eval.ipynb) simulates answers instead of reading
+# them.
 #
 # ## 5. What happens with your own request?
 # Change the text and run the cell again. This model is tiny, and it only knows small modules that you
 # describe in plain words: gates, multiplexers, adders, counters, shift registers. Keep the form: an opening
-# sentence, the ports, and one sentence of behaviour. Try another width or other names, or swap up and down.
+# sentence, the ports, and one sentence of behavior. Try another width or other names, or swap up and down.
+# Nobody simulates your answer, because the judge would need a correct module beside it. So read it
+# yourself: does it have your ports and your width?
 
 # %%
 def ask(request):
@@ -264,9 +326,29 @@ def ask(request):
 ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 
 # %% [markdown]
+# **It only knows requests like the ones that it was trained on.**
+#
+# ## 6. Your turn: three experiments
+# Each one takes about three minutes, and section 4 tells you how it went: `n of 38`. Change the line, run
+# that cell and all the cells below it down to section 4, and **guess n first: more or fewer than before?**
+#
+# 1. Half the training: `STEPS = 18` in section 3, and leave the last stop out of `SNAPSHOTS`
+#    (`SNAPSHOTS = (5, 10, STEPS)`).
+# 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
+# 3. The wrong mask: in section 2, put `all_masks = [[True] * len(ids) for ids in all_ids]` before
+#    `rows = …`, so that the requests are trained, too.
+#
+# <details><summary>What to expect, and why</summary>
+#
+# EXPECT
+#
+# </details>
+#
+# **Guess before you run, and you'll remember what you learned.**
+#
 # ## What you have seen
-# You started with a base model and took a few dozen optimizer steps on two thin matrices beside each frozen
-# one. Now it writes modules that pass their tests.
+# You started with a base model and trained two thin matrices beside each frozen one, for 36 steps. Now it
+# writes modules that pass their tests.
 #
 # | here | in full |
 # |---|---|
@@ -277,8 +359,8 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after a longer training |
 #
-# Could the base write Verilog before? Yes, if you ask as a Verilog file would, in a comment above the
-# module. But then it also makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures
+# Could the base write Verilog before? Yes, if you phrase the request the way Verilog files do, as a comment
+# above the module. But then it also makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures
 # what the tuning added to that.
 #
 # For the 31B, which is 8,400 times as large, the programs are the same. They've been compiled for a TPU but

@@ -17,7 +17,8 @@
 #
 # Can your machine run this series? And if you want to train Gemma 4 31B, what do you have to rent, and what
 # will it cost? **On a CPU you can go straight on to [02](02_data.ipynb):** the whole series runs there,
-# with a tiny model.
+# with a tiny model. Only section 3 is worth reading anyway. It needs no TPU, and it shows the best trick of
+# the series.
 #
 # | | |
 # |---|---|
@@ -52,13 +53,15 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Can your machine run this?
 # Four things can stop you before you've begun: no room for the model on the disk, no TPU (Google's chip for
-# neural networks) of the kind that the model needs, chips that JAX can't see, or no Icarus Verilog, the
-# simulator that grades the answers in 07. It's better to find out now than after an hour of downloading.
+# neural networks) of the kind that the model needs, chips that JAX (Google's array library, which trains the
+# model) can't see, or no Icarus Verilog, the simulator that grades the answers in 07. It's better to find
+# out now than after an hour of downloading.
 #
 # What counts as enough depends on the model. `31b` is the one that this series is about, `e2b` (Gemma 4
 # E2B) is its small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows
 # the environment variable `SIZE`, or else the hardware. A name such as `v5p-8` stands for a group of TPU
-# chips that you rent together; section 2 explains it.
+# chips that you rent together; section 2 explains it. And two units look alike: files are in GB (10⁹ bytes),
+# a chip's memory is in GiB (2³⁰ bytes), and 1 GiB is 1.074 GB.
 
 # %%
 import platform
@@ -67,8 +70,8 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 
 from helpers import checks, style
-from tables import hardware, stored
-from tpu_time import compiler, fit
+from tables import hardware
+from tpu_time import bands, compiler, fit
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,11 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# Which slices will do? The one that we planned for the model's size, and every other one of which we know that
-# 03's training step fits there.
+# Which slices are good enough? The one that we chose for this model size, and any other on which 03's training
+# step is known to fit. (The tiny model needs none, so on a CPU the accelerator's row always has a tick.)
 
 # %%
-def may_be(piece):
-    """Is this slice meant for the size at hand, or does a compiled step of it fit there?"""
-    if not cfg.needs_tpu:
-        return False
-    fit_there = stored.compiled_fit(piece.name, helpers.size(), cfg.base_dtype)
-    return piece.size == helpers.size() or fit_there is not None
-
-
-slices = [name for name, piece in hardware.SLICES.items() if may_be(piece)]
+slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
 results, facts = checks.look(cfg.checkpoint_gb, slices)
 rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results.items()]
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
@@ -112,14 +107,16 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # to eight chips. Each chip has its own memory, called **HBM**, and whatever a training step touches has to
 # fit there.
 #
-# **The 31B has 31 billion weights of two bytes each. A v5p chip has 96 GiB of HBM, a v6e chip has 31. How
-# many of each do you need to hold the weights? And does that leave room to train?**
+# **The 31B has 31 billion weights of two bytes each. A program can use 95.7 GiB of a v5p chip's HBM, and 31.25
+# of a v6e chip's. How many chips of each kind do you need to hold the weights? And does that leave room to
+# train?**
 #
 # <details><summary>Answer</summary>
 #
-# 62.5 GB are 58 GiB, so one v5p chip holds them, or two v6e chips. But training needs more: *adapters*, the
-# small matrices that we train beside the frozen weights; the optimizer's two numbers for each number in
-# them; and above all the *activations*, which the forward pass keeps for the backward pass.
+# 62.5 GB are 58 GiB, so one v5p chip holds them, or two v6e chips. But that leaves too little room to train,
+# because training needs more: *adapters*, the small matrices that we train beside the frozen weights; the
+# optimizer's two numbers for each number in them; and above all the *activations*, which the forward pass
+# keeps for the backward pass. On four v5p chips it all fits, as the picture shows.
 #
 # </details>
 #
@@ -127,8 +124,8 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
-# The table lists the slices for which a whole training step was compiled and fits. Its dollars are for all of
-# notebook 03, with 10,000 examples of 922 tokens on average. That's what the paper used that this series
+# The table lists the slices for which a whole training step was compiled and fits. The dollars cover all of
+# notebook 03, for 10,000 examples that average 922 tokens. Those are the numbers of the paper that this series
 # follows (arXiv 2605.25645; we call it the *published recipe*).
 
 # %%
@@ -139,54 +136,73 @@ first = {}
 for step, price in choices:  # of each slice, bfloat16 comes before int8
     if step.compiled and step.fits and step.slice not in first:
         dtype = "" if step.base_dtype == "bfloat16" else f", weights in {step.base_dtype}"
-        dollars = fit.run_cost(step, TOKENS, price)["dollars_text"]
-        first[step.slice] = (step.slice, NAMES[step.model] + dtype, dollars)
-style.words(pd.DataFrame(first.values(), columns=["slice", "what fits", "USD for all of 03"]))
+        cost = fit.run_cost(step, TOKENS, price)
+        training = cost["minutes"]["optimizer steps"] + cost["minutes"]["validate"]
+        rest = sum(cost["minutes"].values()) - training
+        first[step.slice] = (step.slice, NAMES[step.model] + dtype,
+                             f"{bands.between(training, form='{:.0f}')} + {rest:.0f}",
+                             cost["dollars_text"])
+style.words(pd.DataFrame(first.values(), columns=[
+    "slice", "what fits", "minutes: predicted + assumed", "USD for all of 03"]))
 
 # %% [markdown]
-# So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. By our own estimate four v6e
-# chips hold it, too. On eight v5e chips it fits if each frozen weight takes one byte (int8,
-# [11](11_qlora.ipynb)) instead of two (bfloat16). You don't have to ask for that: on a v5e-8 03 stores them
-# that way by itself. For the E2B one chip should be enough, a v6e-1 with room to spare and a v5e-1 barely
-# (estimated).
+# So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. We haven't compiled it for
+# four v6e chips; our estimate says that it fits. On eight v5e chips it fits if each frozen weight takes one
+# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). You don't have to set anything: notebook 03 does
+# that by itself on a v5e-8. For the E2B one chip should be enough, a v6e-1 with room to spare and a v5e-1
+# barely (estimated).
 #
-# The hours behind these dollars are *predicted*, which is why you see ranges. Prices are on-demand rates.
-# For the 31B we assumed about half an hour of loading and compiling. (A `≥` in the table would be a lower
-# limit: we write it where a step fits but its time isn't predicted.)
+# Where do the minutes come from? Steps and validation are *predicted* from the compiled program, as a range.
+# Everything else is *assumed*: downloading, loading, compiling, saving, answering. So the dollars look more
+# certain than they are, because only the predicted minutes vary in them. Prices are on-demand rates.
 #
-# The next table opens on a click and has the rest. If the activations don't fit, the backward pass can
-# compute them again instead (`remat`; PyTorch says activation checkpointing). `NONE` recomputes nothing,
-# `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as little as possible while keeping 10 %
-# of the memory free. *Compiled* is what the TPU's own compiler says, *estimated* is our sum over the
-# model's shapes.
+# Everything else that we know is in the next table; click to open it. One column needs a word. If the
+# activations don't fit, the backward pass can compute them again instead (`remat`; PyTorch says activation
+# checkpointing). `NONE` recomputes nothing, `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as
+# little as possible while keeping 10 % of the memory free. *Compiled* is what the TPU's own compiler says.
+# *Planned* is how much memory it asked for before it refused. *Estimated* is our sum over the model's shapes.
+# Where bfloat16 fits, int8 isn't listed: it saves memory there, but no time.
 
 # %%
+PLANNED = {("v5e-8", "bfloat16"): 17.3}  # GiB a chip, rows of 2,048 tokens (LOG, 2026-11-26)
+
+
 def full_row(step, price):
     """All we know of one model on one slice; no hours where no time is predicted."""
+    planned = PLANNED.get((step.slice, step.base_dtype)) if step.model == "31b" else None
+    how = "compiled" if step.compiled else "planned" if planned else "estimated"
     row = {"slice": step.slice, "model": step.model, "weights": step.base_dtype,
-           "GiB a chip": f"{step.total:.0f} of {step.limit:.0f}",
-           "fits": "yes" if step.fits else "no", "remat": step.remat,
-           "how we know": "compiled" if step.compiled else "estimated",
+           "GiB a chip": f"{planned or step.total:.1f} of {step.limit:.4g}",
+           "fits": "yes" if step.fits else "no", "remat": step.remat, "how we know": how,
            "tokens/s, without padding": "", "hours": "", "USD": ""}
     if step.speed is not None:
         cost = fit.run_cost(step, TOKENS, price)
-        row |= {"tokens/s, without padding": step.pace, "hours": cost["hours_text"],
-                "USD": cost["dollars_text"]}
+        row |= {"tokens/s, without padding": bands.between(step.speed, form="{:,.0f}"),
+                "hours": cost["hours_text"], "USD": cost["dollars_text"]}
     return row
 
 
-listed = [row for row in choices if row[0].base_dtype != "nf4"]
-style.folded("every slice: memory, remat, speed, hours",
-             pd.DataFrame([full_row(*row) for row in listed]))
+listed, whole = [], set()  # whole: (slice, model) that fits in bfloat16
+for step, price in choices:
+    if step.base_dtype == "bfloat16" and step.fits:
+        whole.add((step.slice, step.model))
+    if step.base_dtype == "bfloat16" or (
+            step.base_dtype == "int8" and (step.slice, step.model) not in whole):
+        listed.append(full_row(step, price))
+style.folded("every slice: memory, remat, speed, hours", pd.DataFrame(listed))
 
 # %% [markdown]
-# Like the published recipe, the series trains the 31B on a v5p-8 and serves it on a v6e-8. **JAX shows four
-# devices on a v5p-8, and eight on a v6e-8. Why?**
+# Why two machines? We train the 31B on a v5p-8 and serve it on a v6e-8 because the published recipe did, so that
+# our numbers can stand beside theirs. By the table a v6e-8 alone would do for both, but nobody has tried it with
+# this code.
+#
+# **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
 #
 # <details><summary>Answer</summary>
 #
-# Google's names count TensorCores. A v5p chip has two, and JAX treats the pair as one device, so a v5p-8 is
-# four chips and four devices. A v6e chip has one, so a v6e-8 is eight of each.
+# Google's names count TensorCores, a TPU's cores for matrix products (NVIDIA uses the same word for something
+# else). A v5p chip has two, and JAX treats the pair as one device, so a v5p-8 is four chips and four devices.
+# A v6e chip has one, so a v6e-8 is eight of each.
 #
 # </details>
 #
@@ -206,7 +222,8 @@ style.folded("every slice: memory, remat, speed, hours",
 #   program.
 
 # %%
-library = "" if hardware.here().accelerator == "tpu" else compiler.start()  # leave real chips alone
+has_chips = hardware.here().accelerator == "tpu"
+library = "" if has_chips else compiler.start()  # we leave real chips alone
 if library:
     import jax
     import jax.numpy as jnp
@@ -222,14 +239,16 @@ if library:
     print(f"each of {len(chips)} chips: {plan.argument_size_in_bytes / 1e6:.0f} MB of inputs, "
           f"{plan.output_size_in_bytes / 1e6:.0f} MB of output, "
           f"{plan.temp_size_in_bytes / 1e6:.0f} MB in between")
+elif has_chips:
+    print("this machine has real chips, so this cell leaves them alone: run it on a CPU machine")
 else:
     print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
 
 # %% [markdown]
-# That's a real TPU program; it just has no TPU to run on. Each matrix has 134 MB, so a chip holds a quarter
+# That's a real TPU program; it just has no TPU to run on. Each matrix takes up 134 MB, so a chip holds a quarter
 # of both inputs (67 MB) and makes a quarter of the output (34 MB). The 134 MB in between are one whole
-# matrix. To multiply its rows, a chip needs *all* of the second matrix, so it gathers the rest from the
-# other chips.
+# matrix, and here's why. To multiply its rows, a chip needs *all* of the second matrix, so it gathers the
+# rest from the other chips.
 #
 # What happens if we ask for too much?
 
@@ -242,10 +261,22 @@ if library:
         print(refusal)
 
 # %% [markdown]
-# The compiler refuses, and says how much memory the product would need. (*HLO* is the compiler's form of the
-# graph, and its temporaries are what lies between inputs and output.) ✏️ Put in your own function, or another
-# slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the whole training step of 03,
-# and also predicts how long it takes.
+# The compiler refuses, and says how much memory the product would need (*HLO* is the compiler's form of the
+# graph).
+#
+# **Each of these matrices takes up 200,000² · 2 bytes, which is 74.5 GiB. Which three pieces add up to the
+# compiler's number?**
+#
+# <details><summary>Answer</summary>
+#
+# The same three as above: one whole matrix, gathered (74.5 GiB); a quarter of both inputs (37.3); and a quarter
+# of the output (18.6). Together that's 130.4 GiB. So the message counts inputs and output as well, whatever it
+# calls them.
+#
+# </details>
+#
+# Try your own function here, or another slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the
+# whole training step of 03, and also predicts how long it takes.
 #
 # **A TPU's compiler tells you what fits, and you don't need the TPU. So compile first, and rent later.**
 #
@@ -257,7 +288,7 @@ if library:
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud`,
 # a project with billing, and *quota*, which is Google's permission to rent such chips
 # ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by
-# step). Here it only prints what it would run, and we show the first command of each step:
+# step). Here it only prints what it would run. These are the first and the last of its commands:
 
 # %%
 def dry(*words):
@@ -269,21 +300,21 @@ def dry(*words):
 
 zone = hardware.slice_of(cfg.train_slice).zones.split()[0]
 dry("check")
-dry("create", "gemma4-train", cfg.train_slice, zone, "3")
-dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
 dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
 # - `check` asks the model hub whether you've accepted the licence and whether your token works, before
 #   anything costs money.
-# - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
-#   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
-#   themselves after three hours (`--max-run-duration`). Last comes the older *classic* API. It knows no
-#   such limit, so only you can end that machine.
-# - `run` copies a script there and starts it: install, the checks from above, 02 to 04. Checkpoints go to a
+# - `create gemma4-train v5p-8 ZONE 3` comes next. First it tries *flex-start*: you wait in line, two hours at
+#   most, and pay less than on demand. Then it tries *spot*: spare capacity that Google can take back at any
+#   moment. Both kinds delete themselves after three hours. Last comes Google's older, *classic* way to make
+#   TPU machines, in case the others have none. A machine made that way has no time limit. It runs, and
+#   costs, until you delete it.
+# - `run gemma4-train ZONE scripts/train.sh my-bucket 31b` copies a script to the machine and starts it. The
+#   script installs everything, repeats the checks from section 1, and runs 02 to 04. Checkpoints go to a
 #   *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one
 #   continues.
-# - `delete` ends it. The disk is gone, the bucket stays.
+# - `delete` deletes the machine and its disk. The bucket stays.
 #
 # The model's 62.5 GB have to lie on a disk before they go to the chips. On a classic machine 85 of the boot
 # disk's 97 GB are already used (published: arXiv 2605.25645, S2.3, and its repository). That's why our
@@ -327,13 +358,15 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # how to create a machine and delete it. If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# **Exercise.** A friend has quota for a v6e-4 only. Would the 31B's weights fit there for serving, and how
-# much memory would be left for everything else?
+# **Exercise.** On the four chips of section 3, how large may the two matrices be, so that the product still fits?
+# Guess a number, then let the compiler check it: put it into section 3's second cell in place of 200,000. (A
+# program can use 95.74 GiB of a v5p chip.)
 #
 # <details><summary>Solution</summary>
 #
-# `4 * hardware.chip("v6e").hbm / 1e9` is 134 GB. The weights take 62.5 of them, so they fit. 05 turns the
-# 72 GB that are left into requests.
+# With n rows and n columns of two bytes each, a chip needs one whole matrix, half a matrix of inputs and a
+# quarter of output: 1.75 · 2 · n² bytes. That's 95.74 · 2³⁰ bytes at n = 171,381. So the compiler should take
+# 170,000, which prints nothing, and refuse 173,000.
 #
 # </details>
 #

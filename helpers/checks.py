@@ -12,9 +12,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tables import hardware
+from tables import hardware, stored
 
 Check = tuple[bool, str]
+
+
+def slices_for(size: str, base_dtype: str, needs_tpu: bool) -> list[str]:
+    """The slices that are good enough for a size: those meant for it, or where 03's step fits.
+
+    Args:
+      size: 31b, e2b or tiny.
+      base_dtype: of the frozen base.
+      needs_tpu: False: none is needed, so the list is empty.
+    """
+    names: list[str] = []
+    if not needs_tpu:
+        return names
+    for name, piece in hardware.SLICES.items():
+        is_meant_for_it = piece.size == size
+        if is_meant_for_it or stored.compiled_fit(name, size, base_dtype) is not None:
+            names.append(name)
+    return names
 
 
 def check_space(folder: str | Path, free_gb: float, need_gb: float) -> Check:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from helpers.run import atomic_file, run_dir
@@ -240,20 +241,54 @@ def show_source(*functions: Callable[..., Any]) -> None:
     display(Markdown(f"```python\n{code}```"))
 
 
-COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{name}</b>\
+def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
+    """Show a figure with one square for each problem: filled where an answer passes.
+
+    Args:
+      passed: {name of a model: a verdict for each problem}; the base is grey, others are blue.
+      name: of the figure's file.
+      title: above the figure.
+    """
+    from matplotlib.patches import Rectangle
+    longest = max(len(verdicts) for verdicts in passed.values())
+    fig, ax = figure(7, 0.7 + 0.35 * len(passed))
+    for row, (model, verdicts) in enumerate(passed.items()):
+        colour = GREY if model == "base" else BLUE
+        ax.text(-0.6, row + 0.4, model, ha="right", va="center")
+        for place, passes in enumerate(verdicts):
+            fill = colour if passes else "white"
+            ax.add_patch(Rectangle((place, row), 0.8, 0.8, facecolor=fill, edgecolor=colour))
+    ax.set(xlim=(-0.2, longest), ylim=(len(passed), -0.2), title=title)
+    ax.set_aspect("equal")
+    ax.axis("off")
+    finish(fig, name, "a square is a problem; filled: the answer passes its simulation")
+
+
+COLUMN = """<td style='vertical-align:top;text-align:left'><b>{name}</b>\
 <pre style='white-space:pre-wrap;word-break:normal;font:85%/1.5 monospace'>{text}</pre></td>"""
+WRONG = "<u style='text-decoration:underline 2px {colour}'>{word}</u>"
 
 
-def side_by_side(texts: dict[str, str], asked: str = "") -> None:
-    """Show {heading: text} in columns, below what was asked: at most 700 letters of each text."""
+def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = ()) -> None:
+    """Show {heading: text} in columns, below what was asked: at most 700 letters of each text.
+
+    Args:
+      texts: {heading: text}.
+      asked: shown above the columns.
+      wrong: words to underline in red.
+    """
     from IPython.display import HTML, display
-    width = 100 // len(texts)
     columns = []
     for name, text in texts.items():
         shown = html.escape(text[:700]) or "(nothing)"
-        columns.append(COLUMN.format(width=width, name=name, text=shown))
+        for word in wrong:
+            underlined = WRONG.format(colour=RED, word=word)
+            shown = re.sub(rf"\b{re.escape(word)}\b", underlined, shown)
+        columns.append(COLUMN.format(name=name, text=shown))
     row = "".join(columns)
-    page = f"<table style='width:100%;table-layout:fixed'><tr>{row}</tr></table>"
+    page = ("<div style='overflow-x:auto'>"
+            f"<table style='width:100%;min-width:{13 * len(texts)}em;table-layout:fixed'>"
+            f"<tr>{row}</tr></table></div>")
     if asked:
         question = html.escape(asked)
         page = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{question}</i></p>{page}"
