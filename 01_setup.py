@@ -154,14 +154,16 @@ style.words(pd.DataFrame(first.values(), columns=[
 #
 # Where do the minutes come from? Steps and validation are *predicted* from the compiled program, as a range.
 # Everything else is *assumed*: downloading, loading, compiling, saving, answering. So the dollars look more
-# certain than they are, because only the predicted minutes vary in them. Prices are on-demand rates.
+# certain than they are, because only the predicted minutes vary in them. (For Kaggle's v5e-8,
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) is more cautious, since others
+# have measured some of these minutes there.) Prices are on-demand rates.
 #
 # Everything else that we know is in the next table; click to open it. One column needs a word. If the
 # activations don't fit, the backward pass can compute them again instead (`remat`; PyTorch says activation
 # checkpointing). `NONE` recomputes nothing, `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as
 # little as possible while keeping 10 % of the memory free. *Compiled* is what the TPU's own compiler says.
 # *Planned* is how much memory it asked for before it refused. *Estimated* is our sum over the model's shapes.
-# Where bfloat16 fits, int8 isn't listed: it saves memory there, but no time.
+# Where bfloat16 fits, int8 isn't listed: there it would save memory that nobody needs, and no time.
 
 # %%
 PLANNED = {("v5e-8", "bfloat16"): 17.3}  # GiB a chip, rows of 2,048 tokens (LOG, 2026-11-26)
@@ -359,14 +361,15 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # **Exercise.** On the four chips of section 3, how large may the two matrices be, so that the product still fits?
-# Guess a number, then let the compiler check it: put it into section 3's second cell in place of 200,000. (A
-# program can use 95.74 GiB of a v5p chip.)
+# (A program can use 95.74 GiB of a v5p chip.) Find the largest multiple of 1,024 on paper. Then let the
+# compiler check it and the next one: put them into section 3's second cell in place of 200,000.
 #
 # <details><summary>Solution</summary>
 #
 # With n rows and n columns of two bytes each, a chip needs one whole matrix, half a matrix of inputs and a
-# quarter of output: 1.75 · 2 · n² bytes. That's 95.74 · 2³⁰ bytes at n = 171,381. So the compiler should take
-# 170,000, which prints nothing, and refuse 173,000.
+# quarter of output: 1.75 · 2 · n² bytes. That's 95.74 · 2³⁰ bytes at n = 171,381. So 167 · 1,024 = 171,008
+# compiles and the cell prints nothing, but 168 · 1,024 = 172,032 is refused, with 96.47 GiB. (For other numbers
+# the compiler may add padding or another copy.)
 #
 # </details>
 #

@@ -251,7 +251,7 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     """
     from matplotlib.patches import Rectangle
     longest = max(len(verdicts) for verdicts in passed.values())
-    fig, ax = figure(7, 0.7 + 0.35 * len(passed))
+    fig, ax = figure(7, 0.4 + 0.25 * len(passed))
     for row, (model, verdicts) in enumerate(passed.items()):
         colour = GREY if model == "base" else BLUE
         ax.text(-0.6, row + 0.4, model, ha="right", va="center")
@@ -261,7 +261,7 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     ax.set(xlim=(-0.2, longest), ylim=(len(passed), -0.2), title=title)
     ax.set_aspect("equal")
     ax.axis("off")
-    finish(fig, name, "a square is a problem; filled: the answer passes its simulation")
+    finish(fig, name)
 
 
 COLUMN = """<td style='vertical-align:top;text-align:left'><b>{name}</b>\

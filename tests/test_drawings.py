@@ -15,6 +15,8 @@ from conftest import ROOT
 from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 
+from verilog.extraction import port_names
+
 SPACE = "{http://www.w3.org/2000/svg}"
 FIGURES = ROOT / "assets" / "figures"
 PAGES = [*sorted(ROOT.glob("[0-9]*_*.py")), ROOT / "README.md"]
@@ -176,6 +178,12 @@ def test_snapshots_take_turns_and_each_has_its_verdict():
     for group in groups.values():
         for line in group.iter(f"{SPACE}text"):
             assert box_of(line)[2] < snapshots.WIDTH - 15, line.text
+
+
+def test_names_of_ports_are_found_whatever_stands_before_them():
+    text = """module T(input [3:0] a, output reg signed [15:0] state = 0, inout wire b);
+    // input nothing"""
+    assert port_names(text) == ["a", "state", "b"]
 
 
 def test_the_headline_says_from_where_on_every_answer_passes():

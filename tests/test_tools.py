@@ -137,6 +137,38 @@ def test_readme_status_and_machines_have_the_numbers_of_the_pages_and_tables(tmp
     assert "<!--ratio-->7 to 9<!---->" in copy.read_text()
 
 
+def test_what_the_quickstart_printed_stands_in_the_readme(tmp_path):
+    page = tmp_path / "00.ipynb"
+    assert readme_figure.quickstart_numbers(page) == {}
+    page.write_text('{"text": ["1 of 38 before, 30 of 38 after\\n"]}')
+    assert readme_figure.quickstart_numbers(page) == {"quick_before": "1", "quick_after": "30"}
+    page.write_text("{}")
+    assert readme_figure.quickstart_numbers(page) == {}
+
+
+def test_a_measurement_outside_our_range_gets_its_sentence():
+    theirs, told, ours = readme_figure.bars()[:3]
+    inside = told._replace(value=theirs.value, low=theirs.value, high=theirs.value)
+    assert readme_figure.caution([theirs, inside, ours]) == []
+    below = readme_figure.caution([theirs, told._replace(value=theirs.low / 2), ours])
+    assert "below" in below[0] and "lower half" in below[1]
+    above = readme_figure.caution([theirs, told._replace(value=theirs.high * 2), ours])
+    assert "above" in above[0] and "upper half" in above[1]
+
+
+def test_the_bar_of_the_free_road_is_drawn_from_the_table_of_machines(tmp_path):
+    text = readme_figure.MACHINES.read_text()
+    parts = readme_figure.free_parts(text)
+    assert {"03", "04", "05", "06", "07"} <= {part.page for part in parts}
+    readme_figure.draw_free(parts, tmp_path / "free.svg")
+    assert (tmp_path / "free.svg").read_text() == readme_figure.FREE_FIGURE.read_text(), (
+        "tools/readme_figure.py, then look at it")
+    with pytest.raises(ValueError, match="no table"):
+        readme_figure.free_parts("")
+    with pytest.raises(ValueError, match="how the minutes of '03: x'"):
+        readme_figure.free_parts("| what | minutes | how |\n|---|---|---|\n| 03: x | 1 to 2 | ? |")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"seconds": [], "peak_gib": 1}',
                                   '{"seconds": {"02_data": 7}, "peak_gib": 1.5}'])
 def test_times_that_are_damaged_end_no_run(tmp_path, monkeypatch, text):
