@@ -138,12 +138,11 @@ for step, price in choices:  # of each slice, bfloat16 comes before int8
         dtype = "" if step.base_dtype == "bfloat16" else f", weights in {step.base_dtype}"
         cost = fit.run_cost(step, TOKENS, price)
         training = cost["minutes"]["optimizer steps"] + cost["minutes"]["validate"]
-        rest = sum(cost["minutes"].values()) - training
         first[step.slice] = (step.slice, NAMES[step.model] + dtype,
-                             f"{bands.between(training, form='{:.0f}')} + {rest:.0f}",
-                             cost["dollars_text"])
+                             f"{bands.between(training, form='{:.0f}')} min",
+                             f"{cost['hours_text']} h", cost["dollars_text"])
 style.words(pd.DataFrame(first.values(), columns=[
-    "slice", "what fits", "minutes: predicted + assumed", "USD for all of 03"]))
+    "slice", "what fits", "training, predicted", "all of 03, partly assumed", "USD for all of 03"]))
 
 # %% [markdown]
 # So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. We haven't compiled it for
@@ -152,11 +151,11 @@ style.words(pd.DataFrame(first.values(), columns=[
 # that by itself on a v5e-8. For the E2B one chip should be enough, a v6e-1 with room to spare and a v5e-1
 # barely (estimated).
 #
-# Where do the minutes come from? Steps and validation are *predicted* from the compiled program, as a range.
-# Everything else is *assumed*: downloading, loading, compiling, saving, answering. So the dollars look more
-# certain than they are, because only the predicted minutes vary in them. (For Kaggle's v5e-8,
-# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) is more cautious, since others
-# have measured some of these minutes there.) Prices are on-demand rates.
+# Where do the times come from? Steps and validation are *predicted* from the compiled program, as a range.
+# The rest is *assumed*: downloading, loading, compiling, saving, answering. Nobody has timed these with our
+# code, so don't trust the dollars more than that. Prices are on-demand rates.
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) adds up Kaggle's session minute
+# by minute.
 #
 # Everything else that we know is in the next table; click to open it. One column needs a word. If the
 # activations don't fit, the backward pass can compute them again instead (`remat`; PyTorch says activation
