@@ -65,6 +65,7 @@ helpers.machine()
 
 # %%
 import platform
+import textwrap
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
@@ -289,30 +290,32 @@ if library:
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud`,
 # a project with billing, and *quota*, which is Google's permission to rent such chips
 # ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by
-# step). Here it only prints what it would run. These are the first and the last of its commands:
+# step). Here it only prints what it would run, and we show how the first command of each step begins:
 
 # %%
 def dry(*words):
     """The commands that scripts/vm.sh would run."""
     done = subprocess.run(["scripts/vm.sh", *words], capture_output=True, text=True, check=True,
                           env={**os.environ, "DRY_RUN": "1"})
-    print("\n".join([f"$ scripts/vm.sh {' '.join(words)}", *done.stdout.splitlines()[:1], ""]))
+    shown = [textwrap.shorten(line, 140, placeholder=" …") for line in done.stdout.splitlines()[:1]]
+    print("\n".join([f"$ scripts/vm.sh {' '.join(words)}", *shown, ""]))
 
 
 zone = hardware.slice_of(cfg.train_slice).zones.split()[0]
 dry("check")
+dry("create", "gemma4-train", cfg.train_slice, zone, "3")
+dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
 dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
 # - `check` asks the model hub whether you've accepted the licence and whether your token works, before
 #   anything costs money.
-# - `create gemma4-train v5p-8 ZONE 3` comes next. First it tries *flex-start*: you wait in line, two hours at
-#   most, and pay less than on demand. Then it tries *spot*: spare capacity that Google can take back at any
+# - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand. Then
+#   it tries *spot*: spare capacity that Google can take back at any
 #   moment. Both kinds delete themselves after three hours. Last comes Google's older, *classic* way to make
 #   TPU machines, in case the others have none. A machine made that way has no time limit. It runs, and
 #   costs, until you delete it.
-# - `run gemma4-train ZONE scripts/train.sh my-bucket 31b` copies a script to the machine and starts it. The
-#   script installs everything, repeats the checks from section 1, and runs 02 to 04. Checkpoints go to a
+# - `run` copies a script to the machine and starts it. The script installs everything, repeats the checks from section 1, and runs 02 to 04. Checkpoints go to a
 #   *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one
 #   continues.
 # - `delete` deletes the machine and its disk. The bucket stays.

@@ -233,14 +233,6 @@ def _bars(ax: Axes, row: int, on: np.ndarray, colour: str, alpha: float) -> None
     ax.broken_barh(bars, (row - 0.4, 0.8), color=colour, alpha=alpha, lw=0)
 
 
-def show_source(*functions: Callable[..., Any]) -> None:
-    """Show the source of helper functions that a reader of the page should see, too."""
-    from IPython.display import Markdown, display
-    sources = [inspect.getsource(function) for function in functions]
-    code = "\n\n".join(sources)
-    display(Markdown(f"```python\n{code}```"))
-
-
 def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     """Show a figure with one square for each problem: filled where an answer passes.
 
@@ -264,7 +256,15 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     finish(fig, name)
 
 
-COLUMN = """<td style='vertical-align:top;text-align:left'><b>{name}</b>\
+def show_source(*functions: Callable[..., Any]) -> None:
+    """Show the source of helper functions that a reader of the page should see, too."""
+    from IPython.display import Markdown, display
+    sources = [inspect.getsource(function) for function in functions]
+    code = "\n\n".join(sources)
+    display(Markdown(f"```python\n{code}```"))
+
+
+COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{name}</b>\
 <pre style='white-space:pre-wrap;word-break:normal;font:85%/1.5 monospace'>{text}</pre></td>"""
 WRONG = "<u style='text-decoration:underline 2px {colour}'>{word}</u>"
 
@@ -278,13 +278,14 @@ def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = 
       wrong: words to underline in red.
     """
     from IPython.display import HTML, display
+    width = 100 // len(texts)
     columns = []
     for name, text in texts.items():
         shown = html.escape(text[:700]) or "(nothing)"
         for word in wrong:
             underlined = WRONG.format(colour=RED, word=word)
             shown = re.sub(rf"\b{re.escape(word)}\b", underlined, shown)
-        columns.append(COLUMN.format(name=name, text=shown))
+        columns.append(COLUMN.format(width=width, name=name, text=shown))
     row = "".join(columns)
     page = ("<div style='overflow-x:auto'>"
             f"<table style='width:100%;min-width:{13 * len(texts)}em;table-layout:fixed'>"

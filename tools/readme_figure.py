@@ -334,23 +334,6 @@ def published_step() -> tuple[float, float]:
     return round((seconds - 900) / micro_steps, 2), round(seconds / micro_steps, 2)
 
 
-def readme_numbers() -> dict[str, str]:
-    """What README alone says of the predicted steps, and how the published one compares."""
-    predicted, told, ours = bars()[:3]
-    table = steps()
-    fitted, price = fit.will_it_fit("v5p", 4), fit.price("v5p", 4)
-    minutes = fit.run_cost(fitted, RUN_TOKENS, price, ours.value)["minutes"]
-    where, half = "above", "upper"
-    if told.value < predicted.low:
-        where, half = "below", "lower"
-    return {
-        "minutes_predicted": between(minutes["optimizer steps"] + minutes["validate"],
-                                     form="{:.0f}"),
-        "ratio_packing": f"{table.fill['ours'] / table.fill['published']:.1f}",
-        "speed_published": between(predicted.value, form="{:,.0f}"),
-        "where_published": where, "half_published": half}
-
-
 def free_numbers() -> dict[str, str]:
     """Memory and speed of the step on Kaggle's free v5e-8, as it's compiled, with its ranges."""
     step = fit.will_it_fit("v5e", 8, "31b", "int8", "DECODER", row_length=2_048)
@@ -373,6 +356,23 @@ def free_numbers() -> dict[str, str]:
         "steps_free": f"{steps_of_a_run:,}",
         "minutes_free": between(steps_of_a_run * seconds / 60, form="{:.0f}"),
     }
+
+
+def readme_numbers() -> dict[str, str]:
+    """What README alone says of the predicted steps, and how the published one compares."""
+    predicted, told, ours = bars()[:3]
+    table = steps()
+    fitted, price = fit.will_it_fit("v5p", 4), fit.price("v5p", 4)
+    minutes = fit.run_cost(fitted, RUN_TOKENS, price, ours.value)["minutes"]
+    where, half = "above", "upper"
+    if told.value < predicted.low:
+        where, half = "below", "lower"
+    return {
+        "minutes_predicted": between(minutes["optimizer steps"] + minutes["validate"],
+                                     form="{:.0f}"),
+        "ratio_packing": f"{table.fill['ours'] / table.fill['published']:.1f}",
+        "speed_published": between(predicted.value, form="{:,.0f}"),
+        "where_published": where, "half_published": half}
 
 
 def write_numbers(texts: dict[str, str], path: Path) -> list[str]:
