@@ -362,7 +362,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # |---|---|
 # | your own chats | [own data](own_data.ipynb): bring a file, on Colab or Kaggle |
 # | rows, masks, packing | [02](02_data.ipynb) |
-# | LoRA, the step, the loop | [03](03_train.ipynb), after *JAX in ten minutes* |
+# | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
 # | the trained A and B | [04](04_merge.ipynb) merges them into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after a longer training |

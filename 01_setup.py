@@ -25,7 +25,7 @@
 # | **Needs** | any machine with Python 3.11; for the 31B a TPU: Kaggle's free one, or one that you rent from Google Cloud |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
-# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves 21.52 USD/h (published on-demand rates of May 2026) |
+# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves (answers requests) 21.52 USD/h (published on-demand rates of May 2026) |
 
 # %% [markdown]
 # ## Before we start
@@ -310,14 +310,13 @@ dry("delete", "gemma4-train", zone)
 # %% [markdown]
 # - `check` asks the model hub whether you've accepted the licence and whether your token works, before
 #   anything costs money.
-# - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand. Then
-#   it tries *spot*: spare capacity that Google can take back at any
-#   moment. Both kinds delete themselves after three hours. Last comes Google's older, *classic* way to make
-#   TPU machines, in case the others have none. A machine made that way has no time limit. It runs, and
-#   costs, until you delete it.
-# - `run` copies a script to the machine and starts it. The script installs everything, repeats the checks from section 1, and runs 02 to 04. Checkpoints go to a
-#   *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one
-#   continues.
+# - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
+#   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
+#   themselves after three hours. Last comes Google's older, *classic* way to make TPU machines, in case the
+#   others have none. A machine made that way has no time limit. It runs, and costs, until you delete it.
+# - `run` copies a script to the machine and starts it. The script installs everything, repeats the checks
+#   from section 1, and runs 02 to 04. Checkpoints go to a *bucket*, a folder in Google Cloud Storage. So if
+#   the machine disappears, the same command on a new one continues.
 # - `delete` deletes the machine and its disk. The bucket stays.
 #
 # The model's 62.5 GB have to lie on a disk before they go to the chips. On a classic machine 85 of the boot
