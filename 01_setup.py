@@ -162,19 +162,20 @@ style.words(pd.DataFrame(first.values(), columns=[
 # activations don't fit, the backward pass can compute them again instead (`remat`; PyTorch says activation
 # checkpointing). `NONE` recomputes nothing, `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as
 # little as possible while keeping 10 % of the memory free. *Compiled* is what the TPU's own compiler says.
-# *Planned* is how much memory it asked for before it refused. *Estimated* is our sum over the model's shapes.
-# Where bfloat16 fits, int8 isn't listed: there it would save memory that nobody needs, and no time.
+# *Planned* is its memory plan from before it makes a program, which is enough to see that the step won't fit.
+# *Estimated* is our sum over the model's shapes. Where bfloat16 fits, int8 isn't listed: there it would save memory that nobody needs, and no time.
 
 # %%
-PLANNED = {("v5e-8", "bfloat16"): 17.3}  # GiB a chip, rows of 2,048 tokens (LOG, 2026-11-26)
+PLANNED = {("v5e-8", "bfloat16"): 17.3}  # the 31B, rows of 2,048 tokens (LOG, 2026-11-26)
 
 
 def full_row(step, price):
     """All we know of one model on one slice; no hours where no time is predicted."""
-    planned = PLANNED.get((step.slice, step.base_dtype)) if step.model == "31b" else None
-    how = "compiled" if step.compiled else "planned" if planned else "estimated"
+    needed, how = step.total, "compiled" if step.compiled else "estimated"
+    if (step.slice, step.base_dtype) in PLANNED and not step.compiled:
+        needed, how = PLANNED[step.slice, step.base_dtype], "planned"
     row = {"slice": step.slice, "model": step.model, "weights": step.base_dtype,
-           "GiB a chip": f"{planned or step.total:.1f} of {step.limit:.4g}",
+           "GiB a chip": f"{needed:.1f} of {step.limit:.4g}",
            "fits": "yes" if step.fits else "no", "remat": step.remat, "how we know": how,
            "tokens/s, without padding": "", "hours": "", "USD": ""}
     if step.speed is not None:
@@ -308,7 +309,7 @@ dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
 dry("delete", "gemma4-train", zone)
 
 # %% [markdown]
-# - `check` asks the model hub whether you've accepted the licence and whether your token works, before
+# - `check` asks the model hub whether you've accepted the license and whether your token works, before
 #   anything costs money.
 # - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
