@@ -208,10 +208,10 @@ def as_a_client_sends(messages):
     for message in sent_messages:
         message.pop("tools", None)
         message.pop("train", None)
-        for call in message.get("tool_calls") or ():
-            arguments = call["function"]["arguments"]
+        for made in message.get("tool_calls") or ():
+            arguments = made["function"]["arguments"]
             if not isinstance(arguments, str):
-                call["function"]["arguments"] = json.dumps(arguments)
+                made["function"]["arguments"] = json.dumps(arguments)
     return sent_messages
 
 
