@@ -17,11 +17,12 @@ from conftest import ROOT, a_data_meta, load, parse
 
 import helpers
 import serving
+import verilog
 from helpers import data, style, train
 from serving import limits
 from tables import architecture, hardware
 from tpu_time import fit, links
-from verilog import asking
+from verilog import asking, scores
 
 
 def tiny(source, /, **changes):
@@ -312,6 +313,60 @@ def test_learning_rate():
         schedule = train.make_schedule(cfg, 100)
         assert schedule(0) == 0 and schedule(10) == pytest.approx(rate) and schedule(100) == 0
         assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)
+
+
+BENCHMARK = """{"question": "How wide is [7:0]?", "answer": "8"}
+{"question": "And [3:0]?", "answer": "4"}
+"""
+
+
+def test_benchmark_of_questions_in_02(tmp_path, monkeypatch):
+    """02 compares with a .jsonl of questions as with a folder, and 03 asks no counter then."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(BENCHMARK)
+    (tmp_path / "mine.json").write_text("[]")
+    exam_prompts = load("02_data.py", "exam_prompts")
+    exams = exam_prompts("mine.jsonl")
+    assert list(exams.values()) == ["How wide is [7:0]?", "And [3:0]?"]
+    assert data.overlap(["and  [3:0]?", "another"], exams)[0] == {0}
+    with pytest.raises(helpers.UserError, match="mine.json' is a file.*a .jsonl file"):
+        exam_prompts("mine.json")
+    with pytest.raises(helpers.UserError, match="no file none.jsonl"):
+        exam_prompts("none.jsonl")
+    assert len(exam_prompts(str(ROOT / "data" / "tiny_eval"))) == 38
+    verilogs = {exam: a_data_meta(evaluation=exam).asks_verilog
+                for exam in ("mine.jsonl", "", "data/tiny_eval")}
+    assert verilogs == {"mine.jsonl": False, "": False, "data/tiny_eval": True}
+
+
+def test_benchmark_of_questions_in_07(tmp_path, monkeypatch, capsys):
+    """The lines that 07 prints for it run as they stand there, with answers of ours."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(BENCHMARK)
+    page = (ROOT / "07_eval.py").read_text()
+    printed = page.split("The whole of it")[1].split("# ```python")[1].split("# ```")[0]
+    lines = re.sub(r"^# ?", "", printed, flags=re.M)
+    answered = {"base": ["eight", "4"], "tuned": ["8", "4"]}
+
+    def answers_of(label, path, plans, tasks, prompts, exam):
+        jobs = asking.plan_jobs(plans, tasks, prompts, path)
+        assert exam == "mine" and len(jobs) == 2
+        return {place: {"text": text} for place, text in zip(jobs, answered[label], strict=True)}
+    space = {
+        "verilog": verilog, "scores": scores, "asking": asking, "replace": replace,
+        "GREEDY": load("07_eval.py", "FIVE", "GREEDY")[1], "meta": a_data_meta(),
+        "models": {"base": "a", "tuned": "b"}, "answers_of": answers_of,
+        "render": lambda messages, thinking: [len(messages)], "encode": None}
+    exec(lines, space)
+    assert {name: list(marks) for name, marks in space["marks"].items()} == {
+        "base": [0.0, 1.0], "tuned": [1.0, 1.0]}
+    assert "'difference'" in capsys.readouterr().out
+
+
+def test_answers_are_told_apart_by_plan_and_keep_their_order():
+    samples = {("mine", "b", 0): {"text": "3"}, ("mine", "a", 1): {"text": "2"},
+               ("mine", "a", 0): {"text": "1"}, ("other", "a", 0): {"text": "4"}}
+    assert scores.texts_of(samples, "mine") == {"a": ["1", "2"], "b": ["3"]}
 
 
 # ── What only teaches doesn't stand between training and merging ──
