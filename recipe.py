@@ -443,14 +443,14 @@ def run(cfg: argparse.Namespace) -> None:
     for name in ("rank", "sequence_length", "rows_per_step", "every"):
         check(getattr(cfg, name) > 0, f"--{name} {getattr(cfg, name)} is not a number from 1 on")
     check(cfg.dtype in ("bfloat16", "float32"), f"--dtype {cfg.dtype}: bfloat16 or float32")
+    kept = cfg.reasoning == "kept"
+    check(kept or cfg.reasoning == "stripped", f"--reasoning {cfg.reasoning}: stripped or kept")
     base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
     files = files_of(base)
     recipe = claim(cfg, files)
     tokenizer = AutoTokenizer.from_pretrained(base)
     check(tokenizer.chat_template, f"{base} has no chat template: take its -it model")
     length = cfg.sequence_length
-    kept = cfg.reasoning == "kept"
-    check(kept or cfg.reasoning == "stripped", f"--reasoning {cfg.reasoning}: stripped or kept")
     chats = read_chats(cfg.data, cfg.validation, kept)
     sides = [render(tokenizer, side, length, kept) for side in chats]
     check(sides[0], f"{cfg.data}: no answer to train within --sequence_length {length}")

@@ -380,16 +380,25 @@ CASES = [
     Case("no rank", ["--rank=0"], "--rank 0 is not a number from 1 on"),
     Case("never", ["--every=0"], "--every 0 is not"),
     Case("no such dtype", ["--dtype=int3"], "--dtype int3: bfloat16 or float32"),
+    Case("no such dtype, before the download", ["--dtype=int3", "--model=me/mine"], "--dtype int3"),
+    Case("no such reasoning, before the download", ["--reasoning=some", "--model=me/mine"],
+         "--reasoning some: stripped or kept"),
     Case("cut data", ["--data=cut.jsonl.gz"], "end-of-stream marker"),
     Case("pretrained base", ["--model=plain"], "plain has no chat template: take its -it model"),
     Case("no such base", ["--model", "./nowhere/at/all"], "nowhere/at/all"),
     Case("out is a file", ["--out", "chats.jsonl"], "chats.jsonl")]
 
 
+def no_network(name):
+    """What the hub's client says of a name when nothing can be downloaded."""
+    raise OSError(f"{name} cannot be downloaded here")
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_mistake_is_one_line_before_the_model_is_loaded(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(recipe, "snapshot_download", no_network)
     write_rows(tmp_path / "chats.jsonl", case.rows)
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:15])
     shutil.copytree(ASSETS, tmp_path / "plain", ignore=shutil.ignore_patterns("*.jinja"))
