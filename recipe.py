@@ -100,7 +100,7 @@ def is_tool(tool: object) -> bool:
     properties = (schema.get("properties") or {}) if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return False
-    if schema:
+    if function.get("parameters"):  # "{}" is a text, too
         function["parameters"] = schema
     return all(isinstance(inner, dict) for inner in properties.values())
 

@@ -195,6 +195,20 @@ def test_an_answer_without_calls_may_say_so(tmp_path, empty):
     assert recipe.render(tokenizer, chats, 4096) == recipe.render(tokenizer, [plain], 4096)
 
 
+def test_parameters_of_a_tool_may_be_a_text(tmp_path):
+    """The text "{}" stayed a text, and the template wrote parameters that nobody had given."""
+    tokenizer = chat.load_tokenizer(ASSETS)
+    schema = {"type": "object", "properties": {"bits": {"type": "integer"}}}
+    for parameters in ({}, schema):
+        rendered = []
+        for form in (parameters, json.dumps(parameters)):
+            tool = {"type": "function", "function": {"name": "look", "parameters": form}}
+            row = {"messages": [ASK, ANSWER], "tools": [tool]}
+            chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0)
+            rendered.append(recipe.render(tokenizer, chats, 4096))
+        assert len(rendered[0]) == 1 and rendered[0] == rendered[1]
+
+
 def test_what_people_write_never_becomes_a_control_token():
     tokenizer = chat.load_tokenizer(ASSETS)
     plain = [{"role": "system", "content": "Be brief."}, ASK, ANSWER, ASK, ANSWER]
