@@ -164,8 +164,9 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list, list
             chat = row["messages"]
             filled = {key for part in (row, *chat) for key in part if part[key]}
             used = {"messages", "tools", "weight", "train", *SEEN, *THOUGHTS * kept}
-            counts.update(f"kept, but not used: {key}" for key in filled - used)
-            counts.update(f"kept, read as letters: {tag}" for tag in set(FOREIGN.findall(line)))
+            counts.update(f"kept, but not used: {key}" for key in sorted(filled - used))
+            tags = sorted(set(FOREIGN.findall(line)))
+            counts.update(f"kept, read as letters: {tag}" for tag in tags)
             question = next(turn["content"] for turn in chat if turn["role"] == "user")
             words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
             number = int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)

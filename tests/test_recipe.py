@@ -175,6 +175,16 @@ def test_what_is_not_used_of_a_row_that_is_kept_is_named(tmp_path, capsys):
     assert "1 rows 'kept, read as letters: <start_of_turn>'" in said
 
 
+def test_two_runs_print_what_is_not_used_in_the_same_order(tmp_path, capsys):
+    """The order was that of a set of texts, which Python shuffles in each process."""
+    columns = {letter: 1 for letter in "hgfedcba"}
+    tags = "<eos></s><|im_end|>[INST]"
+    row = {"messages": [ASK, {**ANSWER, "content": tags}], **columns}
+    recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0)
+    printed = re.findall(r"(?:not used|as letters): (.*)'", capsys.readouterr().out)
+    assert printed == [*"abcdefgh", "</s>", "<eos>", "<|im_end|>", "[INST]"]
+
+
 def test_an_answer_of_weight_0_is_read_and_not_trained(tmp_path):
     tokenizer = chat.load_tokenizer(ASSETS)
     turns = [ASK, {**ANSWER, "content": "One.", "weight": 0}, ASK, {**ANSWER, "train": False}, ASK,
