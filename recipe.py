@@ -139,6 +139,8 @@ def parse(line: str) -> tuple[dict, str]:
         if not TURNS.fullmatch(letters) or names[-1] == "tool":
             return row, "user and assistant do not take turns, up to an answer"
         for turn, name in zip(chat, names, strict=True):
+            if "tools" in turn:  # only the row's are used, and these are named as unused
+                turn["tools of a message"] = turn.pop("tools")
             turn["content"] = turn.get("content") or ""
             if not turn["content"].strip() and name not in ("tool", "calling assistant"):
                 return row, "an empty text"
@@ -162,9 +164,10 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list, list
                 counts[f"left out: {problem}"] += 1
                 continue
             chat = row["messages"]
-            filled = {key for part in (row, *chat) for key in part if part[key]}
-            used = {"messages", "tools", "weight", "train", *SEEN, *THOUGHTS * kept}
-            counts.update(f"kept, but not used: {key}" for key in sorted(filled - used))
+            unused = {key for key in row if row[key]} - {"messages", "tools"}
+            filled = {key for turn in chat for key in turn if turn[key]}
+            unused |= filled - {"tools", "weight", "train", *SEEN, *THOUGHTS * kept}
+            counts.update(f"kept, but not used: {key}" for key in sorted(unused))
             tags = sorted(set(FOREIGN.findall(line)))
             counts.update(f"kept, read as letters: {tag}" for tag in tags)
             question = next(turn["content"] for turn in chat if turn["role"] == "user")

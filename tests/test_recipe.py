@@ -175,6 +175,26 @@ def test_what_is_not_used_of_a_row_that_is_kept_is_named(tmp_path, capsys):
     assert "1 rows 'kept, read as letters: <start_of_turn>'" in said
 
 
+def test_a_column_is_not_used_because_a_key_of_that_name_is(tmp_path, capsys):
+    """A row's `weight` or `name` was passed over in silence, since messages have such keys."""
+    row = {"messages": [ASK, ANSWER], "weight": 0.5, "name": "x", "reasoning": "y", "train": 0}
+    recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0, kept=True)
+    printed = re.findall(r"1 rows 'kept, but not used: (.*)'", capsys.readouterr().out)
+    assert sorted(printed) == ["name", "reasoning", "weight"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_tools_of_a_message_are_not_used_and_named(place, tmp_path, capsys):
+    """The first message's went to the template unchecked, and the others' weren't named."""
+    turns = [dict(ASK), dict(ANSWER)]
+    turns[place]["tools"] = "a hammer"
+    chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [{"messages": turns}]), 0.0)
+    assert "1 rows 'kept, but not used: tools of a message'" in capsys.readouterr().out
+    tokenizer = chat.load_tokenizer(ASSETS)
+    wanted = recipe.render(tokenizer, [[ASK, ANSWER]], 4096)
+    assert recipe.render(tokenizer, chats, 4096) == wanted
+
+
 def test_two_runs_print_what_is_not_used_in_the_same_order(tmp_path, capsys):
     """The order was that of a set of texts, which Python shuffles in each process."""
     columns = {letter: 1 for letter in "hgfedcba"}
