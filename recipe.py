@@ -146,6 +146,8 @@ def parse(line: str) -> tuple[dict, str]:
                 return row, "an empty text"
             if not {turn.get("weight"), turn.get("train")} <= {None, 0, 1}:  # True is 1
                 return row, "a weight that is not 0 or 1"
+            if not all(isinstance(turn.get(key) or "", str) for key in THOUGHTS):
+                return row, "a thought that is not text"
         json.dumps(row, ensure_ascii=False).encode()  # half a character raises an error here
         if tools:
             chat[0]["tools"] = tools

@@ -271,6 +271,15 @@ def test_held_out_questions_are_those_of_02_and_stand_in_no_trained_prompt(tmp_p
     assert not questions[0] & questions[1]
 
 
+@pytest.mark.parametrize("thought", [{"text": "Hm."}, ["Hm."], 3], ids=str)
+def test_a_thought_that_is_not_text_is_no_thought(thought, tmp_path, capsys):
+    """With --reasoning=kept, Python's spelling of it was trained: {'text': 'Hm.'}."""
+    row = {"messages": [ASK, {**ANSWER, "thinking": thought}]}
+    chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0, kept=True)
+    assert not chats
+    assert "1 rows 'left out: a thought that is not text'" in capsys.readouterr().out
+
+
 def test_answers_that_are_too_long_are_counted(capsys):
     tokenizer = chat.load_tokenizer(ASSETS)
     long = {**ANSWER, "content": "word " * 300}
