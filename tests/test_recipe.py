@@ -1,6 +1,6 @@
 """recipe.py against 02 to 04, against transformers, and as a command that is killed and resumed."""
 
-import argparse
+import dataclasses
 import gzip
 import json
 import os
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +108,10 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     assert ours[-1] < 0.7 * ours[0]
     np.testing.assert_allclose(ours, losses_of_03, rtol=2e-4)
 
-    pairs = {}
-    for path, variable in nnx.to_flat_state(state[0]):
-        pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
-    cfg = argparse.Namespace(rank=RANK, alpha=ALPHA, model="tiny")
+    pairs = recipe.pairs_of(state[0])
+    cfg = recipe.Settings(rank=RANK, alpha=ALPHA, model="tiny")
     recipe.export(tmp_path, recipe.files_of(base), pairs, cfg)
-    targets = merge.targets_of(base, pairs, argparse.Namespace(partial=False))
+    targets = merge.targets_of(base, pairs, SimpleNamespace(partial=False))
     assert len(targets) == len(pairs)
     plan = merge.plan_merge(targets, pairs, "model.language_model.")
     merge.merge_model(base, tmp_path / "by_04", plan, ALPHA / RANK)
@@ -367,7 +366,7 @@ def test_dtypes_are_read_as_they_are_and_stay_what_they_are(kind, tmp_path):
         np.testing.assert_allclose(one, two, rtol=2e-3)  # float16 rounds what bfloat16 held
     a, b = np.ones((64, 2), np.float32), np.ones((2, 128), np.float32)
     recipe.export(tmp_path, recipe.files_of(tmp_path / "base"), {"layers.0.mlp.gate_proj": (a, b)},
-                  argparse.Namespace(rank=2, alpha=2.0, model="x"))
+                  recipe.Settings(rank=2, alpha=2.0, model="x"))
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert {name: array.dtype for name, array in merged.items()} == {
         name: array.dtype for name, array in mixed.items()}
@@ -376,6 +375,13 @@ def test_dtypes_are_read_as_they_are_and_stay_what_they_are(kind, tmp_path):
     name, = changed
     wanted = (mixed[name].astype(np.float32) + 2).astype(ml_dtypes.bfloat16)
     assert (merged[name] == wanted).all()
+
+
+def test_an_adapter_without_its_matrix_is_a_bug_that_is_named(tmp_path):
+    a, b = np.ones((64, 2), np.float32), np.ones((2, 128), np.float32)
+    with pytest.raises(AssertionError, match=r"no place for .*layers\.99\.mlp\.gate_proj"):
+        recipe.export(tmp_path, recipe.files_of(ASSETS), {"layers.99.mlp.gate_proj": (a, b)},
+                      recipe.Settings(rank=2))
 
 
 # ── Checkpoints ──
@@ -565,10 +571,10 @@ def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
     assert other.returncode and "choose another --out" in other.stderr
     shown = subprocess.run([sys.executable, "-W", "ignore", ROOT / "recipe.py", "--help"],
                            capture_output=True, text=True, check=True).stdout
-    assert all(f"--{name}" in shown for name in recipe.CONSTANTS)
+    assert all(f"--{field.name}" in shown for field in dataclasses.fields(recipe.Settings))
 
 
 def test_it_is_one_file_that_can_be_copied():
     text = (ROOT / "recipe.py").read_text("utf-8")
-    assert not re.search(r"^\s*(from|import) (helpers|tables|verilog|serving|tpu_time)", text, re.M)
-    assert len(text.splitlines()) <= 519
+    rooms = "helpers|tables|verilog|serving|tpu_time|appendix|tools"
+    assert not re.search(rf"^\s*(from|import) ({rooms})", text, re.M)
