@@ -588,7 +588,8 @@ def read_config(folder: Path) -> Json:
     if not isinstance(text, dict):
         text = {}
     rope = text.get("rope_parameters") or {}
-    described = isinstance(rope, dict) and isinstance(text.get("layer_types"), list)
+    layers = text.get("layer_types")
+    described = isinstance(rope, dict) and isinstance(layers, list) and len(layers) > 0
     check(described, f"{path} describes no layers of a Gemma 4: download it again")
 
     asked = text | rope

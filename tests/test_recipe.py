@@ -331,6 +331,7 @@ def test_a_base_that_computes_something_else_is_refused(change, tmp_path):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"null", b"\xff", b"{}", b"[" * 10**5,
                                   b'{"text_config": []}', b'{"layer_types": 3}',
+                                  b'{"layer_types": []}',  # was a division by zero
                                   b'{"layer_types": [], "rope_parameters": [1]}'])
 def test_a_config_of_another_shape_is_one_line(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text)
