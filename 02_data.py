@@ -73,6 +73,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+import verilog
 from helpers import chat, data, packing, remote, style
 from tables import hardware
 
@@ -90,7 +91,8 @@ class Settings:
     sequence_length: int = 4_096                   # of a packed row
     reasoning: str = "stripped"                    # or "kept": inside Gemma's thought channel
     validation: float = 0.02                       # share of the prompts that is held out
-    evaluation: str = "{checkout}/dataset_spec-to-rtl"  # its prompts must not be in here; "": none
+    # Its prompts mustn't be in the data. A folder of problems, a .jsonl of questions, or "": none
+    evaluation: str = "{checkout}/dataset_spec-to-rtl"
     seed: int = 42
 
 
@@ -399,17 +401,27 @@ style.finish(fig, "02_masks", f"data/masks: tiny, {runs.steps.iloc[0]} steps eac
 # **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every
 # training prompt with every evaluation prompt, in two ways. Prompts that are equal except for case, spaces
 # and line breaks get dropped in section 6. For the rest we use the usual yardstick, which is 13 words in a
-# row: which share of an exam prompt's runs is also in one training prompt?
+# row: which share of an exam prompt's runs is also in one training prompt? (An exam prompt with fewer words
+# counts as one run.)
 
 # %%
+def exam_prompts(evaluation):
+    """{name: prompt} of a folder of Verilog problems, or of a .jsonl file of questions."""
+    if evaluation.endswith(".jsonl"):
+        return {question.name: question.prompt
+                for question in verilog.questions(evaluation).problems}
+    if Path(evaluation).is_file():
+        raise helpers.UserError(f"evaluation={evaluation!r} is a file. Name a folder of problems, "
+                                "or a .jsonl file with a question and its answer on each line.")
+    prompts = {}
+    for path in sorted(remote.checkout(evaluation).glob("*_prompt.txt")):
+        prompts[path.name.removesuffix("_prompt.txt")] = path.read_text(encoding="utf-8")
+    return prompts
+
+
 exams = {}
 if cfg.evaluation:
-    folder = remote.checkout(cfg.evaluation)
-    for path in sorted(folder.glob("*_prompt.txt")):
-        exams[path.name.removesuffix("_prompt.txt")] = path.read_text(encoding="utf-8")
-    if not exams:
-        raise helpers.UserError(f"evaluation={cfg.evaluation!r} holds no *_prompt.txt, so there is "
-                                "nothing to compare with. Name another folder, or set it to \"\".")
+    exams = exam_prompts(cfg.evaluation)
 questions, example_of = [], []  # a chat may ask several; example_of: where it stands in examples
 for place, example in enumerate(examples):
     for message in example["before"]:

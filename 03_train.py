@@ -280,7 +280,7 @@ print(f"{base_parameters:,} parameters, {gemma.gib(nnx.state(model)):.4g} GiB pe
 # %%
 samples = helpers.read_json(data / "samples.json")
 counter = samples[0]["messages"][-1]["content"]
-if meta.evaluation:  # the series' own data
+if meta.asks_verilog:  # the series' own data
     counter = open("data/tiny_eval/Prob031_updown_prompt.txt").read().strip()
 chats = [[*meta.system_messages, {"role": "user", "content": counter}],
          *(sample["messages"] for sample in samples)]

@@ -157,12 +157,22 @@ def headline(shots: Sequence[Snapshot]) -> str:
 def shown(text: str) -> list[str]:
     """An answer as lines that fit: long ones go on below, and what's too much is cut off."""
     lines: list[str] = []
-    for line in text.strip("\n").expandtabs(4).split("\n"):
-        clean = "".join(letter if letter.isprintable() else "�" for letter in line)
-        lines += textwrap.wrap(clean, COLUMNS, drop_whitespace=False) or [""]
+    spaced = text.strip("\n").expandtabs(4)
+    for line in spaced.split("\n"):
+        clean = _printable(line)
+        wrapped = textwrap.wrap(clean, COLUMNS, drop_whitespace=False)
+        lines += wrapped or [""]
     if len(lines) > MOST:
         lines = [*lines[:MOST - 1], "…"]
     return lines
+
+
+def _printable(line: str) -> str:
+    """A line with � for each letter that can't be shown."""
+    letters = []
+    for letter in line:
+        letters.append(letter if letter.isprintable() else "�")
+    return "".join(letters)
 
 
 def _road(sheet: Sheet, shots: Sequence[Snapshot], y: float) -> None:
@@ -218,21 +228,33 @@ def _verdict(sheet: Sheet, shot: Snapshot) -> None:
 
 def _motion(name: str, count: int) -> list[str]:
     """CSS: each snapshot is seen in its time. Without animation only the last one is."""
-    whole = EACH * (count - 1) + LAST
+    seconds = EACH * (count - 1) + LAST
     rules = []
     for place in range(count):
-        last = place == count - 1
-        begin = 100 * EACH * place / whole
-        end = 100.0 if last else 100 * EACH * (place + 1) / whole
-        seen = f"{begin:.2f}%, {end:.2f}% {{ opacity: 1 }}"
-        before = f"0%, {begin - 0.01:.2f}% {{ opacity: 0 }} " if place else ""
-        after = "" if last else f" {end + 0.01:.2f}%, 100% {{ opacity: 0 }}"
-        rules.append(f"@keyframes {name}-{place} {{ {before}{seen}{after} }}")
-        rules.append(f"#{name} .shot-{place} {{ opacity: {int(last)}; "
-                     f"animation: {name}-{place} {whole:g}s step-end infinite }}")
+        is_last = place == count - 1
+        begin = 100 * EACH * place / seconds  # per cent of the animation
+        end = 100.0
+        if not is_last:
+            end = 100 * EACH * (place + 1) / seconds
+        frames = _frames(begin, end)
+        opacity = 1 if is_last else 0
+        rules.append(f"@keyframes {name}-{place} {{ {frames} }}")
+        rules.append(f"#{name} .shot-{place} {{ opacity: {opacity}; "
+                     f"animation: {name}-{place} {seconds:g}s step-end infinite }}")
+
     still = f'#{name} g[class^="shot"] {{ animation: none }}'
     rules.append(f"@media (prefers-reduced-motion: reduce) {{ {still} }}")
     return rules
+
+
+def _frames(begin: float, end: float) -> str:
+    """CSS: seen from `begin` to `end`, in per cent of the animation, and not before or after."""
+    frames = [f"{begin:.2f}%, {end:.2f}% {{ opacity: 1 }}"]
+    if begin > 0:
+        frames.insert(0, f"0%, {begin - 0.01:.2f}% {{ opacity: 0 }}")
+    if end < 100:
+        frames.append(f"{end + 0.01:.2f}%, 100% {{ opacity: 0 }}")
+    return " ".join(frames)
 
 
 def main() -> None:
