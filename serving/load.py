@@ -32,7 +32,7 @@ from tables.errors import UserError
 WITHIN = 1.25  # the knee is looked for until two rates this far apart enclose it
 MOST_RATES = 12  # of one regime: a server that is so hard to judge is left as it is
 UP = 1.35        # the next rate that is tried while none is overloaded
-CROWDED = 0.7    # of the highest rate: where so little of it is delivered, the queue is plain to see
+CROWDED = 0.7    # of the highest rate: if no more of it is delivered, the queue is plain to see
 SLOWEST = 50     # a rate this many times smaller than the guess isn't tried: it would take too long
 NEAR = 1.5       # rates from the knee's divided by this one get all repeats
 CLEARLY = 0.97   # of a rate: whoever delivers this much at once keeps up without any doubt
