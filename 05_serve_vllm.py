@@ -309,7 +309,9 @@ layouts = {
     "5. as 2, all in fp8": {**two_copies, "kv_dtype_bytes": 1, "stored": in_fp8},
     "6. one chip, four bits": {**eight, "tp": 1, "stored": in_four_bits},
 }
-plans = {name: limits.memory_plan(config_31b, v6e.hbm, **layout) for name, layout in layouts.items()}
+plans = {}
+for name, layout in layouts.items():
+    plans[name] = limits.memory_plan(config_31b, v6e.hbm, **layout)
 held = [plan["requests of 16,384"] for plan in plans.values()]
 fig, ax = style.figure(7.5, 4)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)

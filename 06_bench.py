@@ -280,8 +280,8 @@ draw.curves(ax, table, "delivered_rps", "delivered, requests/s", "rate", "offere
 knees = {regime: results.kept_up(part) for regime, part in table.groupby(REGIME)}
 kept = [f"{low:g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
 ax.set_title("It keeps up with " + ", ".join(kept))
-style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and largest; "
-             "grey: at the limit; hollow: overloaded")
+style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
+             "largest; grey: at the limit; hollow: overloaded")
 for (inputs, outputs), (last, above) in knees.items():
     print(f"{inputs}/{outputs}: it keeps up with {last:g}/s, and {above:g}/s is too much")
 
@@ -350,7 +350,8 @@ print(f"{machine.system}: {machine.peak / 1e9:,.3g} GFLOP/s, {machine.bandwidth 
 busy = results.while_it_keeps_up(table)
 times = (busy.ttft_p50_ms / busy.ttft_queue_floor_ms).groupby(busy.rate).median()
 fig, ax = style.figure(7, 3.8)
-draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms (log scale)", "ttft_queue_floor_ms", "the floor")
+draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms (log scale)", "ttft_queue_floor_ms",
+            "the floor")
 ax.set_title(f"While it keeps up, TTFT is {results.two_digits(times.min())} to "
              f"{results.two_digits(times.max())} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats")
@@ -368,8 +369,8 @@ big = architecture.read_config("data/configs/gemma4_31b.json")
 v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
 reading = limits.step_bytes(big, v6e8.options) / v6e8.bandwidth
 computing = physics.decode_flops(big, 1, 1024) / v6e8.peak
-print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes {1e3 * reading:.2f} ms, "
-      f"the arithmetic for one request {1e3 * computing:.4f} ms")
+print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
+      f"{1e3 * reading:.2f} ms, the arithmetic for one request {1e3 * computing:.4f} ms")
 
 # %% [markdown]
 # So a step waits for memory, not for arithmetic, as long as few requests share it. That's why a server that
@@ -386,8 +387,8 @@ published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digiti
 fig, ax = style.figure(6.5, 4.2)
 draw.against_floors(ax, published)
 ax.set_title(f"{published.too_fast.sum()} of {len(published)} published points are impossible")
-style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1 % error;\n"
-             "hollow: less than 1/1.2 of the floor; longest prompts counted as 7")
+style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1 % "
+             "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
 
 # %% [markdown]
 # A point on the dashed line would use the machine perfectly. The hollow points lie below it, and no machine
@@ -436,8 +437,9 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the
 for run in held:
     row = results.rows([run.measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
     price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(f"{load.name_of(run.regime)} at {run.rate:g}/s: a million output tokens cost {price:.2g} {unit} "
-          f"on a machine that's always this busy, {price / 0.3:.2g} {unit} if it's busy 30 % of the time")
+    print(f"{load.name_of(run.regime)} at {run.rate:g}/s: a million output tokens cost {price:.2g} "
+          f"{unit} on a machine that's always this busy, {price / 0.3:.2g} {unit} if it's busy "
+          "30 % of the time")
 if not held:
     print("no rate held, so there's no price that anybody could count on")
 
@@ -485,7 +487,8 @@ own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt
 own_load = {"requests": load.check_prompts(own), "prompts": own,
             "rate": float(f"{1 / arrivals[-1]:.2g}")}
 off = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **own_load)
-print(f"cache off: TTFT {off.percentile('ttft', 50):.0f} ms, TPOT {off.percentile('tpot', 50):.1f} ms")
+print(f"cache off: TTFT {off.percentile('ttft', 50):.0f} ms, "
+      f"TPOT {off.percentile('tpot', 50):.1f} ms")
 waits = None
 if not options.chip:
     warm = replace(options, prefix_caching=True, port=0)

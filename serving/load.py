@@ -336,6 +336,8 @@ def next_rate(part: pd.DataFrame, guess: float) -> float | None:
         return half if half > guess / SLOWEST else None
     highest = rates[-1]
     delivered = part[part.rate == highest].delivered_rps.median()
+    if last == highest > guess:  # the guess was far too low
+        return rounded(2 * highest)
     if above == INF or delivered > CROWDED * highest:
         return rounded(UP * highest)
     following = min(rate for rate in rates if rate > last)
