@@ -135,7 +135,7 @@ timed()
 runs = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
 arrivals, made = runs[2]
 gap, doubt = limits.pace(arrivals, made)
-fig, ax = style.figure(9, 1.9)
+fig, ax = style.figure(7, 1.9)
 draw.timeline(ax, arrivals, gap)
 ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, "
              f"{arrivals[0] / arrivals[-1]:.0%} of it before the first token")
@@ -205,11 +205,12 @@ if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %% [markdown]
-# Three kinds of results can't be true on a machine that does nothing else:
+# Four kinds of results can't be true on a machine that does nothing else:
 #
 # - a wait that gets much shorter while the load grows,
 # - repeats of one rate that lie more than a fifth apart,
-# - a server that delivers less than it did at a lower rate.
+# - a server that delivers much less than it did at a lower rate,
+# - a rate that the server fails at once, although it keeps up with a higher one every time.
 #
 # In these cases something disturbed us, and we measure that rate again, up to twice. If its results still
 # contradict each other, we call it *noisy*. Each measurement is a file, so if you interrupt the sweep, it
@@ -271,7 +272,7 @@ for (inputs, outputs), part in table.groupby(REGIME):
 # - A rate is *overloaded* if **no** repeat delivered 90 % of it.
 # - In between the repeats disagree. Such a rate is *at the limit*.
 #
-# (A repeat that delivered less than four fifths of the others was disturbed and doesn't count.)
+# (A repeat that delivered less than four fifths of the median repeat was disturbed and doesn't count.)
 # </details>
 
 # %%
@@ -299,7 +300,7 @@ for (inputs, outputs), (last, above) in knees.items():
 
 # %%
 part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
-overloaded, calm = results.overloaded_rate(part), knees[regime][0] or part.rate.min()
+overloaded, calm = results.overloaded_rate(part), results.calm_rate(part)
 fig, panels = style.figure(7, 5.4, rows=2, sharex=True)
 longest = {}
 for ax, rate in zip(panels, (overloaded, calm), strict=True):

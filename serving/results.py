@@ -400,6 +400,20 @@ def overloaded_rate(part: pd.DataFrame) -> float:
     return max(finite, default=INF)
 
 
+def calm_rate(part: pd.DataFrame) -> float:
+    """The largest rate of one regime up to 70 % of its knee, or else the smallest rate."""
+    last, _ = kept_up(part)
+    calm = part.rate[part.rate <= 0.7 * last]
+    return calm.max() if len(calm) else part.rate.min()
+
+
+def calm_rate(part: pd.DataFrame) -> float:
+    """The largest rate of one regime up to 70 % of its knee, or else the smallest rate."""
+    last, _ = kept_up(part)
+    calm = part.rate[part.rate <= 0.7 * last]
+    return calm.max() if len(calm) else part.rate.min()
+
+
 def within(part: pd.DataFrame) -> pd.Series:
     """By rate of one regime: True up to the knee where, in the middle of the repeats, nine requests
     in ten kept the objective.
