@@ -231,7 +231,7 @@ print(f"TTFT {1e3 * arrivals[0]:.0f} ms, then TPOT",
 # - `--mount`: the folder `merged/`. It's the only thing in the command that belongs to your fine-tune.
 # - `--tensor-parallel-size 8`: eight chips share every matrix.
 # - `--max-model-len`: a prompt and its answer may have that many tokens together.
-# - `--no-enable-prefix-caching`: each prompt is computed anew, so that 06 measures the server and not its memory.
+# - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
 # - `--limit-mm-per-prompt`: text only, which is our choice. Gemma 4 can see, but with images and video switched
 #   on, one step must have room for a whole video (2,496 tokens), and that's more than our 2,048.
 #
@@ -277,22 +277,23 @@ sliding = 50 * 2 * 16 * 256 * 2  # layers, keys and values, heads, numbers, byte
 full = 10 * 2 * (2 * 4) * 512 * 2  # four heads, each of them stored twice
 tokens = 8 * left / (sliding + full)
 windowed = 8 * left / (sliding * 1024 + full * 16_384)
-print(f"""1. weights: 62.5 GB / 8 = {weights / GIB:.2f} GiB a chip
-2. left for the cache: {serve.SHARE} x {v6e.hbm / GIB:.2f} - {weights / GIB:.2f} = {left / GIB:.2f} GiB a chip
-3. one token: {sliding:,} + {full:,} = {sliding + full:,} bytes on all eight chips
-4. tokens: 8 x {left / GIB:.2f} GiB / {sliding + full:,} = {tokens:,.0f}
-5. requests: {tokens:,.0f} / 16,384 = {tokens / 16_384:.1f}, so {tokens // 16_384:.0f}
-   if the sliding layers kept only their window: {windowed:.0f}""")
+print(f"1. weights: 62.5 GB / 8 = {weights / GIB:.2f} GiB a chip")
+print(f"2. left for the cache: {serve.SHARE} x {v6e.hbm / GIB:.2f} - {weights / GIB:.2f} "
+      f"= {left / GIB:.2f} GiB a chip")
+print(f"3. one token: {sliding:,} + {full:,} = {sliding + full:,} bytes on all eight chips")
+print(f"4. tokens: 8 x {left / GIB:.2f} GiB / {sliding + full:,} = {tokens:,.0f}")
+print(f"5. requests: {tokens:,.0f} / 16,384 = {tokens / 16_384:.1f}, so {tokens // 16_384:.0f}")
+print(f"   if the sliding layers kept only their window: {windowed:.0f}")
 
 # %% [markdown]
 # The last line is a surprise. 50 of the 60 layers look back only 1,024 tokens, so why do we charge them for all
 # 16,384? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer. Where a server keeps the window only,
 # there's room for over four times as many long requests.
 #
-# Now the same for other ways to place the model. `fp8` stores a number in one byte instead of two. For the cache
-# that doesn't quite halve it on four chips or more: a chip then has one head of a full layer, whose keys and values
-# fill half of a 32-bit word, because the word would hold four fp8 numbers. So there an entry takes as much
-# as in bfloat16.
+# Now the same for other ways to place the model. `fp8` stores a number in one byte instead of two, but on four chips
+# or more that doesn't quite halve the cache. A chip then has a single head of each full layer. Its key and its
+# value are two fp8 numbers, which fill half of a 32-bit word, and the other half stays empty. So in the full layers
+# an entry takes as much as in bfloat16.
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
@@ -336,8 +337,8 @@ style.words(pd.DataFrame(lines))
 # One formula gives all three, within about half a percent. So start with **row 1**. Others have started nearly the
 # same setup, on four chips. If your start ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in
 # section 1 and run `./run_all.sh 05 07`. A single copy in fp8 on four chips has started for others
-# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026); two copies beside each other
-# nobody has reported. Loading can run out of memory, too, because vLLM first puts bfloat16 onto the chip and
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026); nobody has reported two copies
+# beside each other. Loading can run out of memory, too, because vLLM first puts bfloat16 onto the chip and
 # quantizes it there. That happened with int8 and the small E2B on a v5e
 # ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026).
 #
@@ -352,8 +353,8 @@ for name in ("", "fp8"):
     print(f"four v6e chips, weights in {name or 'bfloat16'}: at least {1e3 * step:.1f} ms a token")
 
 # %% [markdown]
-# So decoding could gain up to a factor of two. How much of that vLLM gets nobody has measured for Gemma 4, since it
-# has to convert each number before it multiplies.
+# So decoding could become up to twice as fast. vLLM has to convert each number before it multiplies, though, and
+# nobody has measured for Gemma 4 how much of the gain is left.
 #
 # **Row 6** is the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. No request of
 # 16,384 tokens fits, but several short ones do. On a single chip an fp8 cache really doubles the room, because there
@@ -474,7 +475,7 @@ if beside:
         print(f"{name}:", asking.acceptance_in_words(counts, sum(len(ids) for ids in found)))
 
 # %% [markdown]
-# So few drafts only show the order of magnitude, and a tiny model is nothing that a drafter has to speed up.
+# So few drafts only show the order of magnitude. Most steps have none, because nothing in the text repeats.
 #
 # **A *trained* drafter is another matter: after your fine-tuning, it no longer knows what the model will say.**
 #
@@ -524,9 +525,9 @@ if beside:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. (The answer is sure of nearly every token,
-# so the rounding hardly shows.) In the layers where V equals K, the two
-# agree only because 04 stores the `k_proj` adapter a second time as `v_proj`.
+# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. (The model is sure of nearly every token
+# of its answer, so the rounding hardly shows.) In the layers where V equals K, the two agree only because 04 stores
+# the `k_proj` adapter a second time as `v_proj`.
 #
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #

@@ -488,6 +488,7 @@ own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt
 own_load = {"requests": load.check_prompts(own), "prompts": own,
             "rate": float(f"{1 / arrivals[-1]:.2g}")}
 off = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **own_load)
+assert off.raw["total_input_tokens"] == tokens, "other prompts were sent"
 print(f"cache off: TTFT {off.percentile('ttft', 50):.0f} ms, "
       f"TPOT {off.percentile('tpot', 50):.1f} ms")
 waits = None
@@ -504,9 +505,9 @@ waits
 
 # %% [markdown]
 # Each entry is the median request, with the fastest and the slowest in brackets. We call it a difference
-# only if the median with the cache lies outside of everything that was seen without it. Only the first row
-# can get shorter because of the cache: the other requests compute as much as before, and decoding doesn't
-# use it. So whatever differs in the other rows is noise.
+# only if the median with the cache lies outside of everything that was seen without it. The first row is
+# what the cache is for. The other requests compute as much as before, and decoding doesn't use the cache, so
+# the other rows can gain only indirectly: from neighbors who are done sooner.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
 # with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in

@@ -77,7 +77,14 @@ def _memory_bar(ax: Axes, place: int, plan: dict, limit: float) -> None:
         middle = (weights + limit) / 2
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
         text = f"{plan['tokens']:,} tokens"
-        ax.text(middle, place, text, ha="center", va="center", fontsize=9, bbox=box)
+        ax.text(
+            middle,
+            place,
+            text,
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox=box)
 
 
 def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
@@ -201,11 +208,23 @@ def curves(
         if len(regimes) > 1:
             middle = part.groupby("rate")[column].median()
             last = middle.index[-1]
-            label(ax, place[last], middle[last], look.name, look.color, xytext=(9, 0))
+            label(
+                ax,
+                place[last],
+                middle[last],
+                look.name,
+                look.color,
+                xytext=(9, 0))
     if dashed:
         limits = table.groupby("rate")[dashed].median()
         first = limits.index[0]
-        label(ax, place[first], limits[first], dashed_words, BLACK, xytext=(0, -12))
+        label(
+            ax,
+            place[first],
+            limits[first],
+            dashed_words,
+            BLACK,
+            xytext=(0, -12))
     _rates_as_ticks(ax, place)
     ax.set_xlabel("offered rate, requests/s")
     ax.set_ylabel(words)
@@ -281,12 +300,16 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
       table: of `rows`.
       runs: of `load.confirm`.
     """
-    shares = 100 * table.goodput_rps / table.delivered_rps
-    finite = table.assign(kept=shares)[table.rate < INF]
+    share = table.goodput_rps / table.delivered_rps
+    table = table.assign(kept=100 * share)
+    finite = table[table.rate < INF]
     place = _places(finite)
     for look, part in _regimes(finite):
         _curve_of_regime(ax, part, "kept", look, place)
-    _stars(ax, {run.rate: 100 * run.share for run in runs}, "long runs")
+    stars = {}
+    for run in runs:
+        stars[run.rate] = 100 * run.share
+    _stars(ax, stars, "long runs")
     ax.axhline(100 * KEPT, color=BLACK, lw=1, ls=":")
     ax.text(
         0.01,
@@ -332,7 +355,9 @@ def price(ax: Axes, table: pd.DataFrame, unit: str, runs: Sequence[LongRun]) -> 
     stars = {}
     for run in runs:
         if run.held:
-            long_table = rows([run.measurement], (INF, INF), table.dollars_per_hour.iloc[0])
+            price_per_hour = table.dollars_per_hour.iloc[0]
+            objective = (INF, INF)  # the price doesn't depend on it
+            long_table = rows([run.measurement], objective, price_per_hour)
             stars[run.rate] = float(long_table[column].iloc[0])
     if stars:
         _stars(ax, stars, "a rate that held")
@@ -371,7 +396,13 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     ax.fill_between(wide, bottom, wide, color=ORANGE, alpha=0.12, lw=0)
     ax.set_xlim(*wide)
     ax.set_ylim(bottom=bottom)
-    ax.text(0.97, 0.05, "impossible", color="#9A6A00", weight="bold", ha="right",
-            transform=ax.transAxes)
+    ax.text(
+        0.97,
+        0.05,
+        "impossible",
+        color="#9A6A00",
+        weight="bold",
+        ha="right",
+        transform=ax.transAxes)
     ax.set_xlabel("least possible median TTFT, ms (log scale)")
     ax.set_ylabel("published median TTFT, ms")

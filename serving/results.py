@@ -289,7 +289,8 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
 
 def two_digits(value: float) -> str:
     """A number to read, such as 13,000 or 0.68."""
-    return f"{float(f'{value:.2g}'):,g}"
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,g}"
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
@@ -301,12 +302,13 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         middle = part.groupby("rate").median(numeric_only=True)
         for rate, state in states(part).items():
             row = middle.loc[rate]
+            share = row.goodput_rps / row.delivered_rps
             line = {
                 "regime": f"{inputs}/{outputs}",
                 "rate, /s": f"{rate:g}",
                 "state": state,
                 "delivered, /s": two_digits(row.delivered_rps),
-                "kept": f"{row.goodput_rps / row.delivered_rps:.0%}",
+                "kept": f"{share:.0%}",
                 "TTFT p90, ms": two_digits(row.ttft_p90_ms),
                 "TPOT p90, ms": two_digits(row.tpot_p90_ms)}
             lines.append(line)
@@ -395,16 +397,11 @@ def kept_up(part: pd.DataFrame) -> tuple[float, float]:
 
 def overloaded_rate(part: pd.DataFrame) -> float:
     """The largest rate of one regime that is overloaded by its `states`; inf if only a burst is."""
-    rates = [rate for rate, state in states(part).items() if state.startswith(OVERLOADED)]
-    finite = [rate for rate in rates if rate < INF]
-    return max(finite, default=INF)
-
-
-def calm_rate(part: pd.DataFrame) -> float:
-    """The largest rate of one regime up to 70 % of its knee, or else the smallest rate."""
-    last, _ = kept_up(part)
-    calm = part.rate[part.rate <= 0.7 * last]
-    return calm.max() if len(calm) else part.rate.min()
+    crowded = INF
+    for rate, state in states(part).items():  # ascending
+        if rate < INF and state.startswith(OVERLOADED):
+            crowded = rate
+    return crowded
 
 
 def calm_rate(part: pd.DataFrame) -> float:
@@ -459,7 +456,8 @@ def noisy(part: pd.DataFrame) -> list[float]:
     """
     last, above = kept_up(part)
     said = verdicts(part)
-    doubtful = set(said.index[(said == LIMIT) & (said.index < last)])
+    disagree = said.index[said == LIMIT]
+    doubtful = set(disagree[disagree < last])
     delivered = part.groupby("rate").delivered_rps.agg(["median", "min", "max"])
     for rate, row in delivered.iterrows():
         middle = row["median"]

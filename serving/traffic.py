@@ -9,7 +9,7 @@ import pandas as pd
 
 from serving import asking
 from serving.records import ServerRecord
-from serving.results import Measurement
+from serving.results import Measurement, two_digits
 from tables import texts
 
 
@@ -86,38 +86,48 @@ def compare(off: Measurement, on: Measurement, hits: Sequence[int]) -> pd.DataFr
       what follows: "shorter", "longer" or "within the spread".
     """
     found = np.array(hits) > 0
-    everyone = np.ones(len(hits), bool)
-    kinds = (
-        (f"TTFT of the {found.sum()} that find their beginning", "ttft", found),
-        (f"TTFT of the other {(~found).sum()}", "ttft", ~found),
-        ("TPOT of all", "tpot", everyone))
+    others = ~found
     rows = []
-    for name, kind, chosen in kinds:
-        if not chosen.any():
-            continue
-        without = _milliseconds(off, kind)[chosen]
-        with_cache = _milliseconds(on, kind)[chosen]
-        rows.append({
-            "milliseconds": name,
-            "cache off": _in_words(without),
-            "cache on": _in_words(with_cache),
-            "with the cache": _verdict(without, with_cache)})
+    if found.any():
+        name = f"TTFT of the {found.sum()} that find their beginning"
+        row = _row(name, _ttft(off)[found], _ttft(on)[found])
+        rows.append(row)
+    if others.any():
+        name = f"TTFT of the other {others.sum()}"
+        row = _row(name, _ttft(off)[others], _ttft(on)[others])
+        rows.append(row)
+    row = _row("TPOT of all", _tpot(off), _tpot(on))
+    rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _milliseconds(measurement: Measurement, kind: str) -> np.ndarray:
-    """The TTFT or the TPOT of each request, in the order in which they were sent."""
-    ttft = np.array(measurement.ttfts)
-    if kind == "ttft":
-        return 1e3 * ttft
-    gaps = np.maximum(np.array(measurement.output_lens) - 1, 1)
-    return 1e3 * (np.array(measurement.latencies) - ttft) / gaps
+def _row(name: str, off: np.ndarray, on: np.ndarray) -> dict[str, str]:
+    """A row of `compare`."""
+    return {
+        "milliseconds": name,
+        "cache off": _in_words(off),
+        "cache on": _in_words(on),
+        "with the cache": _verdict(off, on),
+    }
+
+
+def _ttft(measurement: Measurement) -> np.ndarray:
+    """The milliseconds to the first token of each request, in the order of the file."""
+    return 1e3 * np.array(measurement.ttfts)
+
+
+def _tpot(measurement: Measurement) -> np.ndarray:
+    """The milliseconds for each further token of each request, in the order of the file."""
+    decoding = np.array(measurement.latencies) - np.array(measurement.ttfts)
+    gaps = np.array(measurement.output_lens) - 1
+    return 1e3 * decoding / np.maximum(gaps, 1)
 
 
 def _in_words(values: np.ndarray) -> str:
     """The median, and the range in brackets, with two digits."""
-    numbers = (np.median(values), values.min(), values.max())
-    middle, low, high = (f"{float(f'{number:.2g}'):g}" for number in numbers)
+    middle = two_digits(np.median(values))
+    low = two_digits(values.min())
+    high = two_digits(values.max())
     return f"{middle} ({low} to {high})"
 
 
