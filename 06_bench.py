@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; if it has ended, it's started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json` |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it) |
+# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it); a v5e-8 has a shorter plan, about half an hour |
 #
 # You see the outputs of the tiny run on a CPU. For the 31B you'd use the same method and the same client.
 
@@ -56,7 +56,7 @@ helpers.machine()
 # "How fast is the server?" has no single answer. It depends on how long the prompts and the answers are,
 # and on how many people ask.
 #
-# - A **regime** is a prompt length and an answer length, in tokens: 128/16 means 128 in and 16 out.
+# - A **regime** is a prompt length and an answer length, in tokens: 64/16 means 64 in and 16 out.
 # - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
 # - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: at most
 #   so many milliseconds to the first token, and so many for each further one.
@@ -71,7 +71,6 @@ helpers.machine()
 # </details>
 
 # %%
-import json
 import math
 import time
 from dataclasses import replace
@@ -80,23 +79,23 @@ from pathlib import Path
 import pandas as pd
 
 from helpers import chat, records, style
-from serving import asking, draw, limits, load, results, server
+from serving import asking, draw, limits, load, results, server, traffic
 from serving import options as serve
 from serving.load import Client, Load, sweep
-from tables import architecture, hardware, physics, texts
+from tables import architecture, hardware, physics
 
 INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
 E2B = Load(regimes=((512, 256), (2048, 256)), warmups=4, slo=(1000, 40))
-TINY = Load(regimes=((128, 16),), rates=6, seconds=2.0, min_requests=8, long=5.0, slo=(1000, 60))
+TINY = Load(regimes=((64, 16),), rates=6, seconds=2.2, min_requests=10, long=5.0, slo=(1000, 100))
 V5E = Load(regimes=((1024, 256), (2048, 256)), rates=3, repeats=2, seconds=45.0, long=180.0,
            warmups=4)  # half an hour of a free session; fits every try of serving/v5e.py
 LARGE = V5E if hardware.here().slice == "v5e-8" else FULL
 cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
 PRICE = 0.0  # dollars an hour, of all chips; 0: the published price, if there is one
 names = ", ".join(f"{inputs}/{outputs}" for inputs, outputs in cfg.regimes)
-print(f"regimes: {names}; rates: {cfg.rates} and all at once, {cfg.repeats} times each; objective: "
-      f"{cfg.slo[0]} ms to the first token, {cfg.slo[1]} ms for each further one")
+print(f"regimes: {names}; objective: {cfg.slo[0]} ms to the first token, {cfg.slo[1]} ms for each "
+      "further one")
 
 # %% [markdown]
 # **A speed means nothing without a regime and a rate.**
@@ -136,7 +135,7 @@ timed()
 runs = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
 arrivals, made = runs[2]
 gap, doubt = limits.pace(arrivals, made)
-fig, ax = style.figure(9, 1.9)
+fig, ax = style.figure(7, 1.9)
 draw.timeline(ax, arrivals, gap)
 ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, "
              f"{arrivals[0] / arrivals[-1]:.0%} of it before the first token")
@@ -155,18 +154,20 @@ if doubt:
 # ## 3. How do you measure a server that many people use?
 # You need a client that behaves like many people, and vLLM brings one. `vllm bench serve` sends random
 # prompts of a given length at a given rate, and notes the times of every request. This is the command for
-# one point:
+# one point (we leave out the end, which says what to save):
 
 # %%
 client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
 regime = cfg.regimes[0]
-print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_requests, seed=7))
-      .replace(" --", " \\\n    --"))
+words = load.arguments(record, cfg, regime, 4, 2 * cfg.min_requests, seed=7)
+what, _, saved = " ".join(words).partition(" --temperature")
+print("vllm", what.replace(" --", " \\\n    --"), "...")
 
 # %% [markdown]
-# Three things make points comparable. `--ignore-eos` makes all answers equally long. The client stretches
-# its random gaps so that n requests take n / rate seconds. And before each point we wait until the server
-# is idle, or we'd measure requests that somebody else left behind.
+# Three things make points comparable. `--ignore-eos` makes all answers equally long. The gaps between
+# requests are random, but the client scales them so that n requests take exactly n / rate seconds;
+# otherwise the real rate would differ from run to run. And before each point we wait until the server is
+# idle, or we'd measure requests that somebody else left behind.
 #
 # **A prefix cache keeps what a server has computed for earlier prompts. You measure two points with the
 # same seed. What does the second one measure?**
@@ -180,11 +181,17 @@ print("vllm", " ".join(load.arguments(record, cfg, regime, 4, 2 * cfg.min_reques
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# We let the server tell us. First come two **bursts**, where all requests arrive at once, first a few and
-# then many. They tell us roughly how many requests it can finish per second. *Bisection* then narrows down
-# the rate where it stops keeping up: one rate below, one above, then one in between, until two neighbours
-# are at most 25 % apart. A few more rates fill in the curve. We go through all rates three times, so if the
-# machine slowly gets busier, you'll see it as spread. How long will that take?
+# The interesting rates are those where the server stops keeping up, and only the server knows where that
+# is. So the search asks it:
+#
+# - Two **bursts**, where all requests arrive at once, say roughly how many it can finish per second.
+# - From there it goes up until one rate is clearly too much, and down until one is clearly fine.
+# - *Bisection* narrows down the rest: it tries the rate in the middle until two neighbors are at most 25 %
+#   apart.
+# - Where a measurement leaves a doubt, the search repeats it at once. Later everything is measured once or
+#   twice more, so if the machine slowly gets busier, you'll see it as spread.
+#
+# How long will that take?
 
 # %%
 config = architecture.read_config(options.model)
@@ -192,17 +199,22 @@ machine = limits.machine_of(options, config, PRICE)
 regimes = len(cfg.regimes)
 count = regimes * (cfg.repeats * (cfg.rates + 1) + 2)
 hours = (count * 1.4 * cfg.seconds + regimes * cfg.long) / 3600
-print(f"{count} short measurements, then a long one per regime: "
+print(f"about {count} short measurements, then a long one per regime: "
       f"at least {60 * hours:.0f} min, and longer where a request takes long")
 if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %% [markdown]
-# Some results can't be true on a machine that does nothing else: a wait that gets much shorter while the
-# load grows, repeats that lie more than a fifth apart, or less delivered than at another rate. Then
-# something disturbed us, and we measure that rate again, up to twice. If its results still contradict each
-# other, we call it *noisy*. Each measurement is a file, so if you interrupt the sweep, it continues where
-# it was.
+# Four kinds of results can't be true on a machine that does nothing else:
+#
+# - a wait that gets much shorter while the load grows,
+# - repeats of one rate that lie more than a fifth apart,
+# - a server that delivers much less than it did at a lower rate,
+# - a rate that the server fails at once, although it keeps up with a higher one every time.
+#
+# In these cases something disturbed us, and we measure that rate again, up to twice. If its results still
+# contradict each other, we call it *noisy*. Each measurement is a file, so if you interrupt the sweep, it
+# continues where it was.
 
 # %%
 measured = sweep(client, options, cfg, results_in)
@@ -218,36 +230,26 @@ table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
 # %% [markdown]
-# In this summary each rate is one row, the median of its repeats. `state` says whether the server kept up
-# (section 5 explains how we tell). `delivered` is how many requests per second were answered, and `goodput`
-# is how many of them kept the objective. `p50` is the median request; `p90` is the time that nine requests
-# in ten stayed below. Times are in milliseconds, and `inf` is all at once.
+# In this summary each rate is one row, the median of its repeats. `delivered` is how many requests per
+# second were answered, and `kept` is the share of them that kept the objective. **p90** is the time that
+# nine requests in ten stayed below. `inf` is all at once. Section 5 explains `state`.
 
 # %%
 REGIME = ["input_len", "output_len"]
-middle = table.groupby([*REGIME, "rate"]).median(numeric_only=True)
-middle.insert(0, "state", "")
-for (inputs, outputs), part in table.groupby(REGIME):
-    for rate, state in results.states(part).items():
-        middle.loc[(inputs, outputs, rate), "state"] = state
-names = {"state": "state", "requests": "requests", "failed": "failed",
-         "delivered_rps": "delivered /s", "goodput_rps": "goodput /s",
-         "ttft_p50_ms": "TTFT p50", "ttft_p90_ms": "TTFT p90",
-         "tpot_p50_ms": "TPOT p50", "tpot_p90_ms": "TPOT p90"}
-view = middle[list(names)].rename(columns=names).style.format(precision=1)
-view.format(precision=2, subset=["delivered /s", "goodput /s"])
+style.words(results.summary(table))
 
 # %% [markdown]
 # <details><summary><b>How exactly are these computed?</b></summary>
 #
-# Latencies include every completed request, even while the load builds up or drains. `delivered` leaves out
-# the time that the last request would need alone, because nothing new arrives then. `goodput` is
-# `delivered` times the share that kept the objective; vLLM's own divides by the whole run.
+# Latencies include every completed request, even while the load builds up or drains. `delivered` divides
+# by the time in which requests arrived rather than by the whole run, because otherwise the last answer's
+# own time would count against the server. `results.csv` also has the median request (p50), the slowest
+# hundredth (p99), and *goodput*: `delivered` times `kept`.
 # </details>
 #
 # More load can't make a server deliver less or answer sooner. The table may say so all the same, because a
-# point of the tiny run is only a handful of requests. Is that real? If the repeats of two neighbouring
-# rates overlap, you can't tell it from noise:
+# point of the tiny run is only a handful of requests. If the repeats of two neighboring rates overlap, you
+# can't tell such a dip from noise:
 
 # %%
 for (inputs, outputs), part in table.groupby(REGIME):
@@ -263,56 +265,72 @@ for (inputs, outputs), part in table.groupby(REGIME):
 # <details><summary>Answer</summary>
 #
 # While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off,
-# and every further request only makes the queue longer. The last rate that it kept up with is the **knee**:
-# at least 90 % of it was delivered (in the median), and of every smaller rate too. Beyond the knee, a rate
-# is *overloaded*.
+# and every further request only makes the queue longer.
+#
+# - A server *keeps up* with a rate if **every** repeat delivered at least 90 % of it. The largest such rate
+#   is the **knee**.
+# - A rate is *overloaded* if **no** repeat delivered 90 % of it.
+# - In between the repeats disagree. Such a rate is *at the limit*.
+#
+# (A repeat that delivered less than four fifths of the median repeat was disturbed and doesn't count.)
 # </details>
 
 # %%
-fig, ax = style.figure(8, 4.2)
-draw.curves(ax, table, "delivered_rps", "rate", "delivered, requests/s")
+fig, ax = style.figure(7, 3.8)
+draw.curves(ax, table, "delivered_rps", "delivered, requests/s", "rate", "offered")
 knees = {regime: results.kept_up(part) for regime, part in table.groupby(REGIME)}
-kept = [f"{low:.3g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
+kept = [f"{low:g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
 ax.set_title("It keeps up with " + ", ".join(kept))
-style.finish(fig, "06_throughput", f"measured, {machine.system}; median, bars: smallest and "
-             f"largest of {cfg.repeats} or more; hollow: beyond the knee")
-whole_rounds = table[table["repeat"] < cfg.repeats]  # further ones saw only the noisy rates
-for (inputs, outputs), part in whole_rounds.groupby(REGIME):
-    last, above = knees[inputs, outputs]
-    most = part.groupby("repeat").delivered_rps.max()
-    print(f"{inputs}/{outputs}: knee between {last:.3g} and {above:.3g}/s; at most "
-          f"{most.median():.3g}/s ({most.min():.3g} to {most.max():.3g}) delivered")
+style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
+             "largest; grey: at the limit; hollow: overloaded")
+for (inputs, outputs), (last, above) in knees.items():
+    print(f"{inputs}/{outputs}: it keeps up with {last:g}/s, and {above:g}/s is too much")
 
 # %% [markdown]
-# The dashed line is what was offered. Up to the knee the curve follows it, so there every server looks
-# equally fast: any server that keeps up delivers what's offered.
+# Up to the knee the curve follows the dashed line, because any server that keeps up delivers what's
+# offered. So below the knee every server looks equally fast. The burst can lie higher than all rates,
+# because a server that has many prompts at hand reads several of them in one step.
 #
-# **The knee is the most you can promise. Compare throughput beyond it, and latency below it.**
+# **Compare throughput beyond the knee, and latency below it. You can't promise more than the knee; section
+# 8 finds out how much less.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# Here's every request of the largest rate, orange while it waits for its first token, blue while it's being
-# answered:
+# Here's every request at an overloaded rate, and below it at one that the server keeps up with. **What
+# would the upper picture look like with twice as many requests?**
 
 # %%
-finite = [measurement for measurement in measured if measurement.rate < INF]
-fastest = max(finite, key=lambda measurement: measurement.rate)
-fig, ax = style.figure(9, 3.6)
-draw.requests(ax, fastest)
-ax.set_title(f"At {fastest.rate:.3g}/s the slowest takes {max(fastest.latencies):.1f} s")
-style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
+part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
+overloaded, calm = results.overloaded_rate(part), results.calm_rate(part)
+fig, panels = style.figure(7, 5.4, rows=2, sharex=True)
+longest = {}
+for ax, rate in zip(panels, (overloaded, calm), strict=True):
+    shown = results.first_of(measured, regime, rate)
+    longest[rate] = max(shown.latencies)
+    draw.requests(ax, shown)
+    name = "all at once" if rate == math.inf else f"{rate:g}/s"
+    ax.set_title(f"{name}: the slowest request takes {longest[rate]:.1f} s")
+panels[0].legend(fontsize=9, loc="lower left")
+panels[0].set_xlabel("")
+style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of each")
+if overloaded == math.inf:
+    print("no rate of this run was overloaded, so the upper picture shows a burst")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The queue would grow for twice as long, so the last request would wait about twice as long, on the very
+# same server. (Right of the dotted line nothing new arrives.) In the lower picture twice as many requests
+# change next to nothing.
+# </details>
+#
 # In one step the server computes at most 2,048 tokens (05): one for each answer that has begun, the rest
 # for new prompts. A step with prompts in it takes longer. So while newcomers' prompts are read, everybody
-# else waits.
-#
-# Right of the dotted line nothing new arrives. With twice as many requests the queue would grow for twice
-# as long, and the last request would wait about twice as long, on the very same server.
+# else waits, and TPOT grows as well.
 #
 # **Beyond the knee, TTFT and TPOT measure the length of the test, not the server.**
 #
 # ## 7. How fast could it be?
-# Is 200 ms to the first token good? You can't tell until you know what's possible. The **floor** is the
+# Is the TTFT that you see above good? You can't tell until you know what's possible. The **floor** is the
 # least time that this work takes on this machine, whatever the software.
 #
 # - **TTFT.** The whole prompt has to go through every layer. That's a number of operations, which follows
@@ -323,68 +341,59 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat")
 #   even on a perfect machine.
 #
 # Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by
-# the number of cores. That's a little too fast, so the floors are a little too low, and no measurement is
-# accused wrongly.
+# the number of cores. That's a little too fast, so the floors are a little too low, and we never call a
+# possible time impossible.
 
 # %%
-print(f"{machine.system}: {machine.peak / 1e12:.3g} TFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
-      f"a prompt of {regime[0]} takes {physics.prefill_flops(config, regime[0]) / 1e9:.3g} GFLOP")
-fig, (left, right) = style.figure(9.5, 4, columns=2)
-
-
-def two_digits(value):
-    """A number to read, such as 13,000."""
-    return f"{float(f'{value:.2g}'):,g}"
-
-
-for ax, kind, floor in ((left, "ttft", "ttft_queue_floor_ms"), (right, "tpot", "tpot_floor_ms")):
-    draw.curves(ax, table, f"{kind}_p50_ms", floor, "milliseconds (log scale)")
-    times = middle[f"{kind}_p50_ms"] / middle[floor]
-    least, most = two_digits(times.min()), two_digits(times.max())
-    ax.set_title(f"{kind.upper()}: {least} to {most} times its floor")
-style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
-             "dashed: floors")
-flags = sorted(set(table.flag) - {""})
-print("\n".join(flags) or "nothing is below its floor")
-print("tokens per step, with a drafter:", measured[0].series.speculation or "no drafter here")
+work = physics.prefill_flops(config, regime[0])
+print(f"{machine.system}: {machine.peak / 1e9:,.3g} GFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
+      f"a prompt of {regime[0]} tokens takes {work / 1e9:.3g} GFLOP")
+busy = results.while_it_keeps_up(table)
+times = (busy.ttft_p50_ms / busy.ttft_queue_floor_ms).groupby(busy.rate).median()
+fig, ax = style.figure(7, 3.8)
+draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms (log scale)", "ttft_queue_floor_ms",
+            "the floor")
+ax.set_title(f"While it keeps up, TTFT is {results.two_digits(times.min())} to "
+             f"{results.two_digits(times.max())} times its floor")
+style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats")
+print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
+if measured[0].series.speculation:
+    print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
-# The tiny model stays far above its floors, because its arithmetic takes almost no time beside the Python
-# around it. Two busy H100s read the 31B's prompts in 2.5 times their floor (computed in
-# [10](10_published.ipynb) from published numbers).
+# A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. For the
+# 31B it isn't: two busy H100s read its prompts in 2.5 times their floor (computed in
+# [10](10_published.ipynb) from published numbers). What does the floor of a decode step look like there?
+
+# %%
+big = architecture.read_config("data/configs/gemma4_31b.json")
+v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
+reading = limits.step_bytes(big, v6e8.options) / v6e8.bandwidth
+computing = physics.decode_flops(big, 1, 1024) / v6e8.peak
+print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
+      f"{1e3 * reading:.2f} ms, the arithmetic for one request {1e3 * computing:.4f} ms")
+
+# %% [markdown]
+# So a step waits for memory, not for arithmetic, as long as few requests share it. That's why a server that
+# answers many at once is hardly slower for each.
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point. (Where the prompts are longest, the published times look as
-# if there had been only 7 of them; [10](10_published.ipynb), section 6, says why.) The more prompts wait in line,
-# the higher the floor under their median, so each point has its own:
+# chips and on two H100s, with 30 prompts per point. (For the longest prompts we count 7 instead of 30;
+# [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the floor under
+# their median, so each point has its own:
 
 # %%
-published = pd.read_csv("data/published/qps_sweep_digitized.csv").query("metric == 'ttft'")
-big = architecture.read_config("data/configs/gemma4_31b.json")
-peaks = {"tpu": 8 * hardware.chip("v6e").flops, "gpu": 2 * hardware.chip("h100").flops}
-least_ms = []
-for point in published.itertuples():
-    is_longest = point.input_tokens == "~16k"
-    tokens, prompts = (15_360, 7) if is_longest else (int(point.input_tokens), 30)
-    seconds = physics.prefill_flops(big, tokens) / peaks[point.device]
-    least_ms.append(1e3 * physics.median_ttft_floor_fcfs(prompts, point.qps, seconds))
-published = published.assign(floor_ms=least_ms, too_fast=least_ms > 1.2 * published.value,
-                             machine=published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"}))
-
-# %% [markdown]
-# Let's put each published time against its floor. A point on the dashed line would use the machine
-# perfectly.
-
-# %%
+published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digitized.csv"), big)
 fig, ax = style.figure(6.5, 4.2)
 draw.against_floors(ax, published)
 ax.set_title(f"{published.too_fast.sum()} of {len(published)} published points are impossible")
 style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1 % "
-             "error; hollow: 1.2 times below the floor or more")
+             "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
 
 # %% [markdown]
-# The hollow points lie below the line. No machine with these chips can read those prompts in that time.
+# A point on the dashed line would use the machine perfectly. The hollow points lie below it, and no machine
+# with these chips can read those prompts in that time.
 # **So what was measured there?**
 #
 # <details><summary>Answer</summary>
@@ -397,142 +406,134 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 #
 # **Compute the floor before you believe a latency, above all your own.**
 #
-# ## 8. What does a token cost?
-# A machine costs the same whether it works or not. So tokens are cheapest when it's full, and then users
-# queue. Here's the wait against the price. Each point is one rate, the bars are the range of its repeats,
-# and the line joins the rates that the server keeps up with. Overloaded ones stand apart, because their
-# wait measures our test (section 6).
+# ## 8. What can you promise, and what does it cost?
+# The largest rate up to the knee at which nine requests in ten kept the objective? Almost. A run of
+# seconds can't show a queue that grows slowly. So the rate first has to survive **one long run**, at least
+# twenty times as long as a request takes. If the rate doesn't hold, we try the next lower one. If the long
+# run delivers far less than the sweep has shown, that's noise, and we make it once more.
 
 # %%
-unit = "hours of the machine" if math.isnan(machine.dollars_per_hour) else "USD"
-fig, ax = style.figure(8, 4.2)
-draw.cost(ax, table, cfg.slo[0], unit)
+runs = load.confirm(client, options, cfg, results_in, table)
+held = [run for run in runs if run.held]
+fig, ax = style.figure(7, 3.4)
+draw.promise(ax, table, runs)
+names = ", ".join(f"{run.rate:g}/s of {load.name_of(run.regime)}" for run in held)
+ax.set_title(f"Promise {names}" if held else "No rate held: nothing can be promised")
+style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of the repeats")
+
+# %% [markdown]
+# The promise is the largest rate whose long run held the objective.
+#
+# ### What does a token cost?
+# A machine costs the same whether it works or not. So a token gets cheaper as long as the server delivers
+# more of them:
+
+# %%
+unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
+fig, ax = style.figure(7, 3.4)
+draw.price(ax, table, unit, held)
 ax.set_title("The fuller the machine, the cheaper the token")
 style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
-             "hollow: beyond the knee")
-
-# %% [markdown]
-# Read it from right to left: the rate rises, the price falls. A dip whose bars overlap with its neighbours'
-# is within the noise (section 4).
-#
-# Which rate can you promise? The largest one up to the knee at which nine requests in ten kept the
-# objective. But a run of seconds can't show a queue that grows slowly. So the rate first has to survive
-# **one long run**, at least twenty times as long as a request takes. If it doesn't hold, we try the next
-# lower one. If the long run delivers far less than the sweep has shown, that's noise, and we make it once
-# more.
-
-# %%
-confirmed = load.confirm(client, options, cfg, results_in, table)
-for (inputs, outputs), (rate, measurement) in confirmed.items():
-    row = results.rows([measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
+             "grey: at the limit; hollow: overloaded")
+for run in held:
+    row = results.rows([run.measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
     price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(f"{inputs}/{outputs}: {rate:.3g}/s holds; {price:.3g} {unit} per million output tokens, "
-          f"{price * outputs / 1e3:.3g} per 1,000 requests; at 30 % use {price / 0.3:.3g} "
-          "a million")
-if not confirmed:
-    print("no rate held: nothing can be promised at this objective, so there is no price")
+    print(f"{load.name_of(run.regime)} at {run.rate:g}/s: a million output tokens cost {price:.2g} "
+          f"{unit} on a machine that's always this busy, {price / 0.3:.2g} {unit} if it's busy "
+          "30 % of the time")
+if not held:
+    print("no rate held, so there's no price that anybody could count on")
 
 # %% [markdown]
-# Nobody's service is busy all day. So the number for your budget is the last one, where the machine is used 30 %
-# of the time.
+# (Where a machine has no price, we count its hours.) Nobody's service is busy all day, so budget with the
+# last number.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
 # Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
 # neither. With `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the
-# eight longest requests of 07, each asked twice, because 07 draws several answers too.
+# six longest requests of 07, each asked twice, because 07 asks for several answers, too. We send them so
+# slowly that on average one is being answered at a time: one per time that the single request of section 2
+# took.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
-own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set its path, drop the rest
-ids = []
+own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set its path, and drop the rest
+prompts = []
 for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
     messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
-    ids.append(chat.prompt_ids(tokenizer, messages, thinking))
-ids = sorted(ids, key=len)[-8:]
-
-
-def tokens_of(prompt):
-    """The ids that the server makes of a text."""
-    return asking.post(record, "/tokenize", {"model": record.name, "prompt": prompt})["tokens"]
-
-
-if tokens_of(tokenizer.decode(ids[0])) != ids[0]:  # the server adds <bos> itself
-    ids = [prompt[1:] for prompt in ids]
-lines = [json.dumps({"prompt": tokenizer.decode(prompt)}) + "\n" for prompt in ids]
-helpers.write_text(own, "".join(2 * lines))
+    prompts.append(chat.prompt_ids(tokenizer, messages, thinking))
+longest = sorted(prompts, key=len)[-6:]
+traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
-# We send them at a quarter of what the server can take, so that no queue gets in the way.
+# Every prompt comes twice, so half of the tokens have been there before. But a prefix cache keeps whole
+# blocks only. **How many of the tokens can it save?**
 
 # %%
-lengths = []
-for line in texts.json_lines(own.read_bytes()):
-    lengths.append(len(tokens_of(line.value["prompt"])))
-own_regime = (max(lengths), 128)  # the most tokens of a prompt and of an answer
-quarter = float(f"{table.delivered_rps.max() / 4:.2g}")  # of what it can take, per second
-traffic = {"requests": load.check_prompts(own), "rate": quarter, "prompts": own}
+sent = traffic.read(own, record)
+block = int(asking.counters(record)["cache"]["block_size"])
+hits = traffic.reusable(sent, block)
+tokens = sum(len(ids) for ids in sent)
+print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hits):,} of them, "
+      f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
 
 # %% [markdown]
-# First they go to the server of 05, then to one with a prefix cache. **Each prompt comes twice. How much
-# should the cache save?**
+# Now we measure: first the server of 05, whose cache is off, then a second one with the cache on. (On chips
+# we leave the second one out. They have room for one server only, so it would cost two starts.)
 
 # %%
-warm = replace(options, prefix_caching=True, port=0)
-# Chips have room for one server.
-place = folder if options.chip else helpers.run_dir("serve", "warm")
-cold_run = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **traffic)
-with server.running(warm, place):
-    client.record = server.current(place)
-    warm_run = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm", **traffic)
-    block = asking.counters(client.record)["cache"]["block_size"]
+own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt and of an answer
+own_load = {"requests": load.check_prompts(own), "prompts": own,
+            "rate": float(f"{1 / arrivals[-1]:.2g}")}
+off = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **own_load)
+assert off.raw["total_input_tokens"] == tokens, "other prompts were sent"
+print(f"cache off: TTFT {off.percentile('ttft', 50):.0f} ms, "
+      f"TPOT {off.percentile('tpot', 50):.1f} ms")
+waits = None
+if not options.chip:
+    warm = replace(options, prefix_caching=True, port=0)
+    place = helpers.run_dir("serve", "warm")
+    with server.running(warm, place):
+        client.record = server.current(place)
+        on = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm", **own_load)
+    print(f"cache on: by the server's own count {on.series.cached_tokens:,.0f} tokens came from it")
+    waits = style.words(traffic.compare(off, on, hits))
 client.close()
-assert cold_run.raw["total_input_tokens"] == sum(lengths), "other prompts were sent"
-columns = {}
-for name, run in (("cache off", cold_run), ("cache on", warm_run)):
-    columns[name] = {
-        "prompt tokens": run.raw["total_input_tokens"],
-        "of them cached": run.series.cached_tokens,
-        "answer tokens, mean": run.raw["total_output_tokens"] / run.completed,
-        "TTFT p50, ms": run.percentile("ttft", 50),
-        "TPOT p50, ms": run.percentile("tpot", 50)}
-print(f"the cache keeps blocks of {block} tokens; prompts have {min(lengths)} to {max(lengths)}")
-pd.DataFrame(columns).style.format(precision=1)
+waits
 
 # %% [markdown]
-# Half of all prompt tokens had been sent before, but fewer came from the cache, because it keeps whole
-# blocks only. A prompt that's shorter than a block never profits. And the waits didn't get shorter. By section 7
-# the arithmetic of such a short prompt takes only a few of these milliseconds, so there's next to nothing to save.
-# With long prompts and a large model there is.
+# Each entry is the median request, with the fastest and the slowest in brackets. We call it a difference
+# only if the median with the cache lies outside of everything that was seen without it. The first row is
+# what the cache is for. The other requests compute as much as before, and decoding doesn't use the cache, so
+# the other rows can gain only indirectly: from neighbors who are done sooner.
 #
-# If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But its
-# numbers say how repetitive the traffic was. Give them beside the cold ones, never instead.
+# If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
+# with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in
+# its place.
 #
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
 # ## Recap
 # - A user waits for the first token (prefill), and for each further one (decode).
-# - The knee is the last rate that the server keeps up with. Beyond it, latencies measure the test's length.
-# - You can trust a point because of how it was made: no cache, fresh prompts, three repeats. A price needs
-#   a long run, too.
+# - The knee is the largest rate that the server keeps up with in every repeat. Beyond it, latencies measure
+#   the test's length.
+# - You can trust a point because of how it was made: no cache, fresh prompts, several repeats. A promise
+#   and a price need a long run, too.
 # - The floor beside a latency says what's possible, and what can't be true.
 #
 # If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. When the server is at its knee, which share of the machine's peak does it use to read prompts?
+# 1. When the server is at its knee, which share of the machine's peak does it use to read prompts? The knee
+#    is printed in section 5, the rest in section 7.
 #
 # <details><summary>Solution</summary>
 #
-# ```python
-# for (inputs, outputs), (last, _) in knees.items():
-#     print(inputs, f"{last * physics.prefill_flops(config, inputs) / machine.peak:.1%}")
-# ```
-#
-# In our run about 2 %: 3 prompts a second of 0.994 GFLOP each, of some 190 GFLOP/s. The rest of the time goes to
-# decoding and to Python.
+# The knee, times the operations of one prompt, divided by the peak. The rest of the time goes to decoding,
+# and to everything around the arithmetic. The cell below computes it for your run.
 # </details>
 #
 # 2. One request has a prompt 30 times as long as the others. Whose TTFT grows? And why doesn't the server
@@ -545,21 +546,23 @@ pd.DataFrame(columns).style.format(precision=1)
 # </details>
 #
 # 3. A drafter (05) proposes four tokens, and the model checks them in one step. If it accepts two, the step
-#    makes three tokens, but it costs the arithmetic of five. Up to how many requests at once is that free
-#    for the 31B on a v6e-8?
+#    makes three tokens, but it costs the arithmetic of five. Take the 31B's numbers from section 7. Up to
+#    how many requests at once does such a step still wait for memory?
 #
 # <details><summary>Solution</summary>
 #
-# ```python
-# v6e8 = limits.machine_of(serve.Options(engine="tpu-docker", chip="v6e", tensor_parallel=8), big)
-# for batch in (1, 16, 64, 91):
-#     plain = limits.tpot_floor(big, 2048, v6e8, batch)
-#     drafted = limits.tpot_floor(big, 2048, v6e8, batch, tokens=3, checked=5)
-#     print(f"{batch:3} requests at once: {plain / drafted:.1f} times faster")
-# ```
-#
-# As many as fit into 05's cache, which is 91: even then every step waits for memory, not for arithmetic. So
-# the drafter could at best triple the speed, before its own cost.
+# As long as five times the arithmetic of all requests takes less than the reading: divide the reading by
+# five times the arithmetic. (The requests' own cache has to be read, too, so it's even more.) The memory of
+# the v6e-8 holds 187,643 tokens (05, section 5), which is 91 requests of 2,048. So with such requests the
+# drafter could at best triple the speed, before its own cost.
 # </details>
-#
+
+# %%
+last = knees[regime][0]
+answers = [("1", "share of the peak at the knee", f"{last * work / machine.peak:.2%}"),
+           ("3", "requests at once", f"{reading / (5 * computing):.0f}")]
+style.folded("The numbers for exercises 1 and 3",
+             pd.DataFrame(answers, columns=["exercise", "what", "number"]))
+
+# %% [markdown]
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)

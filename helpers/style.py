@@ -42,6 +42,13 @@ def folded(title: str, frame: pd.DataFrame) -> None:
     display(HTML(f"<details><summary>{html.escape(title)}</summary>{table}</details>"))
 
 
+def folded_text(title: str, text: str) -> None:
+    """Show a text, line by line as it is, that opens when its title is clicked."""
+    from IPython.display import HTML, display
+    inside = f"<pre>{html.escape(text)}</pre>"
+    display(HTML(f"<details><summary>{html.escape(title)}</summary>{inside}</details>"))
+
+
 def show_settings(settings: Any, first: Sequence[str], kind: str = "setting") -> None:
     """Show the settings that a reader changes first; the others open with a click.
 

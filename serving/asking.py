@@ -202,6 +202,25 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
     }
 
 
+def acceptance_in_words(counts: dict | None, tokens: int) -> str:
+    """What a drafter gained, in a sentence.
+
+    Args:
+      counts: of `acceptance`.
+      tokens: of all answers meanwhile.
+    """
+    if not counts:
+        return "not a single draft"
+    drafts = counts["drafts"]
+    accepted = drafts * (counts["tokens per step"] - 1)
+    steps = tokens - accepted
+    first, *more = (f"{share:.0%}" for share in counts["by position"])
+    further = ", ".join(more)
+    return (f"{drafts} drafts in {steps:.0f} steps. The first token was accepted in {first} of the "
+            f"drafts, the first two, three and so on in {further}. "
+            f"All in all {tokens / steps:.2f} tokens a step")
+
+
 def seconds_per_token(before: Counters, after: Counters) -> float:
     """Seconds between two tokens of an answer on the server's own clock, on average; nan without
     any.

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
-from serving.results import INF, Measurement, kept_up, states
+from serving.results import INF, KEPT, LongRun, Measurement, rows, states
 
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
@@ -18,6 +18,7 @@ SKY = "#56B4E9"
 GREEN = "#009E73"
 BLACK = "#222222"
 GREY = "#8A8A8A"
+LIGHT = "#C9C9C9"
 COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
 MARKERS = "osD^vP"  # for a print without colours
 
@@ -38,26 +39,31 @@ def memory(ax: Axes, plans: dict[str, dict], chip_bytes: float, share: float) ->
       share: of it, what vLLM takes.
     """
     edge = chip_bytes / 2.0**30
-    beside = edge + 0.4
+    limit = share * edge
     for place, plan in enumerate(plans.values()):
-        _memory_bar(ax, place, plan)
-        copies = plan["dp"]
-        count = plan["requests of 16,384"] // copies
-        text = f"{copies} × {count}" if copies > 1 else str(count)
-        ax.text(beside, place, text, va="center", fontsize=10)
+        _memory_bar(ax, place, plan, limit)
+        count = plan["requests of 16,384"]
+        text = str(count) if count else "less than one"
+        ax.text(edge + 0.4, place, text, va="center", fontsize=10)
 
-    ax.axvline(share * edge, color=BLACK, lw=1)
-    ax.text(beside, -0.62, "requests", va="bottom", fontsize=10, weight="bold")
+    ax.axvline(limit, color=BLACK, lw=1)
+    heading: dict[str, Any] = {"va": "bottom", "fontsize": 10, "weight": "bold"}
+    ax.text(0, -0.62, "weights", color=GREY, **heading)
+    ax.text(limit - 0.3, -0.62, "requests", color=BLUE, ha="right", **heading)
+    ax.text(edge + 0.4, -0.62, "in all", **heading)
     names = list(plans)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -1.1)
     ax.set_xlim(0, edge)
-    ax.set_xlabel(f"GiB of one chip: weights (grey), requests (blue); line: {share:.0%} of it")
+    ax.set_xlabel(f"GiB of one chip; the line: the {share:.0%} that vLLM takes")
     ax.grid(axis="y", visible=False)
 
 
-def _memory_bar(ax: Axes, place: int, plan: dict) -> None:
-    """One bar of `memory`, at `place` on the y axis."""
+def _memory_bar(ax: Axes, place: int, plan: dict, limit: float) -> None:
+    """One bar of `memory`, at `place` on the y axis.
+
+    Where no long request fits, it says how many tokens do. `limit` is where the line is, in GiB.
+    """
     weights = plan["weights, GiB/chip"]
     request = plan["one of 16,384, GiB/chip"]
     count = plan["requests of 16,384"] // plan["dp"]
@@ -66,6 +72,19 @@ def _memory_bar(ax: Axes, place: int, plan: dict) -> None:
     for _ in range(count):
         ax.barh(place, request, left=left, color=SKY, edgecolor="white")
         left += request
+    if not count:
+        ax.barh(place, limit - weights, left=weights, color="white", edgecolor=SKY, hatch="//")
+        middle = (weights + limit) / 2
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        text = f"{plan['tokens']:,} tokens"
+        ax.text(
+            middle,
+            place,
+            text,
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox=box)
 
 
 def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
@@ -103,14 +122,15 @@ def requests(ax: Axes, measurement: Measurement) -> None:
     wait = np.array(measurement.ttfts)
     answer = np.array(measurement.latencies) - wait
     count = len(sent)
-    lanes = range(count)
-    ax.barh(lanes, wait, left=sent, color=ORANGE, height=0.8)
-    ax.barh(lanes, answer, left=sent + wait, color=SKY, height=0.8)
+    lanes = range(1, count + 1)
+    ax.barh(lanes, wait, left=sent, color=ORANGE, height=0.8, label="waits for its first token")
+    ax.barh(lanes, answer, left=sent + wait, color=SKY, height=0.8, label="is being answered")
 
     last = sent.max()
     ax.axvline(last, color=BLACK, lw=1, ls=":")
-    ax.text(last, 1.045 * count, " last one sent", fontsize=9, va="center")
-    ax.set_ylim(1.08 * count, -1)
+    ax.text(last, 1.045 * count + 1, " last one sent", fontsize=9, va="center")
+    ax.set_ylim(1.08 * count + 1, 0)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("seconds")
     ax.set_ylabel("request")
     ax.grid(axis="y", visible=False)
@@ -162,64 +182,110 @@ def _range(row: pd.Series) -> list[list[float]]:
     return [[below], [above]]
 
 
-def curves(ax: Axes, table: pd.DataFrame, column: str, dashed: str, words: str) -> None:
-    """A column over the offered rates, by regime: medians, range of the repeats, hollow beyond the
-    knee.
+def curves(
+        ax: Axes,
+        table: pd.DataFrame,
+        column: str,
+        words: str,
+        dashed: str = "",
+        dashed_words: str = "") -> None:
+    """A column over the offered rates, by regime: medians, and the range of the repeats.
+
+    A point is full where the server keeps up, grey at its limit, and hollow where it's overloaded.
+    A line joins the rates; all at once is no rate, so it stands alone.
 
     Args:
-      dashed: the column of the line that it may reach, and no more.
       words: what the column is, with its unit.
+      dashed: the column of the line that it may reach, and no more; "" draws none.
+      dashed_words: what the dashed line is.
     """
-    finite = sorted(set(table.rate) - {INF})
-    place = {rate: rate for rate in finite}
-    place[INF] = 1.5 * finite[-1]
-    for look, part in _regimes(table):
-        _curve_of_regime(ax, part, column, dashed, look, place)
+    place = _places(table)
+    regimes = list(_regimes(table))
+    for look, part in regimes:
+        if dashed:
+            _dashed_line(ax, part, dashed, look, place)
+        _curve_of_regime(ax, part, column, look, place)
+        if len(regimes) > 1:
+            middle = part.groupby("rate")[column].median()
+            last = middle.index[-1]
+            label(
+                ax,
+                place[last],
+                middle[last],
+                look.name,
+                look.color,
+                xytext=(9, 0))
+    if dashed:
+        limits = table.groupby("rate")[dashed].median()
+        first = limits.index[0]
+        label(
+            ax,
+            place[first],
+            limits[first],
+            dashed_words,
+            BLACK,
+            xytext=(0, -12))
     _rates_as_ticks(ax, place)
     ax.set_xlabel("offered rate, requests/s")
     ax.set_ylabel(words)
-    ax.margins(x=0.12)
+    ax.margins(x=0.08, y=0.12)
     plain_log(ax)
 
 
+def _places(table: pd.DataFrame) -> dict[float, float]:
+    """{rate: where it stands on the x axis}: all at once stands to the right of all rates."""
+    finite = sorted(set(table.rate) - {INF})
+    place = {rate: rate for rate in finite}
+    if INF in set(table.rate):
+        place[INF] = 1.5 * finite[-1]
+    return place
+
+
+def _dashed_line(
+        ax: Axes, part: pd.DataFrame, column: str, look: _Look, place: dict[float, float]) -> None:
+    """The dashed line of `curves`, of one regime."""
+    limit = part.groupby("rate")[column].median()
+    x = limit.index.map(place)
+    is_rate = limit.index < INF
+    ax.plot(x[is_rate], limit[is_rate], "--", color=look.color, lw=1.2)
+    ax.plot(x[~is_rate], limit[~is_rate], "_", color=look.color, lw=1.2)
+
+
 def _curve_of_regime(
-        ax: Axes,
-        part: pd.DataFrame,
-        column: str,
-        dashed: str,
-        look: _Look,
-        place: dict[float, float]) -> None:
-    """One regime of `curves`; `place` says where a rate stands on the x axis."""
+        ax: Axes, part: pd.DataFrame, column: str, look: _Look, place: dict[float, float]) -> None:
+    """One regime of `curves`."""
     stats = _spread(part, column)
     middle = stats["median"]
-    limit = part.groupby("rate")[dashed].median()
-    knee, _ = kept_up(part)
-    color = look.color
-
     x = stats.index.map(place)
     is_rate = stats.index < INF
-    burst = ~is_rate  # all at once is no rate: it stands alone
-    ax.plot(x[is_rate], middle[is_rate], color=color)
-    ax.plot(x[is_rate], limit[is_rate], "--", color=color, lw=1.2)
-    ax.plot(x[burst], limit[burst], "_", color=color, lw=1.2)
+    ax.plot(x[is_rate], middle[is_rate], color=look.color)
+    state_of = states(part)
     for rate, row in stats.iterrows():
         ax.errorbar(
             place[rate],
             row["median"],
             yerr=_range(row),
             fmt=look.marker,
-            color=color,
-            mfc=color if rate <= knee else "white",
+            color=look.color,
+            mfc=_filling(state_of[rate], look.color),
             capsize=3,
             zorder=3)
-    label(ax, x[-1], middle.iloc[-1], look.name, color, xytext=(9, 0))
+
+
+def _filling(state: str, color: str) -> str:
+    """The inside of a point, by the state of its rate."""
+    if state.startswith("kept up"):
+        return color
+    if state.startswith("overloaded"):
+        return "white"
+    return LIGHT
 
 
 def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
     """A tick at every rate that was measured; `place` says where "all at once" stands."""
     names = []
     for rate in place:
-        name = f"{rate:.3g}" if rate < INF else "all at\nonce"
+        name = f"{rate:g}" if rate < INF else "all at\nonce"
         names.append(name)
     ticks = list(place.values())
     ax.set_xscale("log")
@@ -227,66 +293,75 @@ def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
     ax.xaxis.minorticks_off()
 
 
-def _cost_of_regime(ax: Axes, part: pd.DataFrame, column: str, look: _Look) -> None:
-    """One regime of `cost`."""
-    waits = _spread(part, "ttft_p90_ms")
-    middle = waits["median"]
-    prices = part.groupby("rate")[column].median()
-    knee, _ = kept_up(part)
-
-    kept = prices[prices.index <= knee].sort_values()
-    ax.plot(kept, middle[kept.index], color=look.color, lw=1)
-    state_of = states(part)
-    for rate, wait in waits.iterrows():
-        price = prices[rate]
-        ax.errorbar(
-            price,
-            wait["median"],
-            yerr=_range(wait),
-            fmt=look.marker,
-            color=look.color,
-            mfc=look.color if rate <= knee else "white",
-            elinewidth=0.7,
-            capsize=2)
-        text = "all at once" if rate == INF else f"{rate:.3g}/s"
-        if "noisy" in state_of[rate]:
-            text += ", noisy"
-        label(ax, price, wait["median"], text, look.color, xytext=(5, 9), fontsize=8)
-    slowest = prices.index[0]  # the smallest rate is the dearest, so it stands on the right
-    label(ax, prices[slowest], middle[slowest], look.name, look.color, xytext=(8, -8))
-
-
-def cost(ax: Axes, table: pd.DataFrame, slo: float, unit: str = "hours of the machine") -> None:
-    """The wait of the unluckiest tenth against what a million output tokens cost; the corner to aim
-    at.
-
-    The line joins the rates that were kept up with, from the cheapest to the dearest, so it never
-    turns back. Overloaded points stand alone: there the wait measures the length of the test. Bars
-    are the range of the repeats.
+def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
+    """The share of the requests that kept the objective, over the rates; stars are long runs.
 
     Args:
-      slo: the promised milliseconds to the first token.
-      unit: "USD", or "hours of the machine" where it has no price.
+      table: of `rows`.
+      runs: of `load.confirm`.
+    """
+    share = table.goodput_rps / table.delivered_rps
+    table = table.assign(kept=100 * share)
+    finite = table[table.rate < INF]
+    place = _places(finite)
+    for look, part in _regimes(finite):
+        _curve_of_regime(ax, part, "kept", look, place)
+    stars = {}
+    for run in runs:
+        stars[run.rate] = 100 * run.share
+    _stars(ax, stars, "long runs")
+    ax.axhline(100 * KEPT, color=BLACK, lw=1, ls=":")
+    ax.text(
+        0.01,
+        100 * KEPT,
+        "nine in ten",
+        fontsize=9,
+        va="top",
+        transform=ax.get_yaxis_transform())
+    _rates_as_ticks(ax, place)
+    ax.set_ylim(-4, 106)
+    ax.set_ylabel("% that kept the objective")
+    ax.legend(fontsize=9, loc="lower left")
+
+
+def _stars(ax: Axes, values: dict[float, float], words: str) -> None:
+    """Stars at these {rate: value}."""
+    ax.plot(
+        list(values),
+        list(values.values()),
+        "*",
+        color=ORANGE,
+        mec=BLACK,
+        ms=15,
+        ls="",
+        zorder=4,
+        label=words)
+
+
+def price(ax: Axes, table: pd.DataFrame, unit: str, runs: Sequence[LongRun]) -> None:
+    """What a million output tokens cost, over the rates; a star is the rate that may be promised.
+
+    The price is the machine's by the tokens that it delivered. So it falls as long as the server
+    keeps up, whatever the waits do.
+
+    Args:
+      table: of `rows`.
+      unit: "USD", or "hours" where the machine has no price.
+      runs: of `load.confirm`.
     """
     column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
-    for look, part in _regimes(table):
-        _cost_of_regime(ax, part, column, look)
-    ax.axhline(slo, color=BLACK, lw=1, ls=":")
-    beside_axis = ax.get_yaxis_transform()
-    ax.text(
-        0.99,
-        slo,
-        f"promised: {slo:g} ms",
-        fontsize=9,
-        ha="right",
-        va="bottom",
-        transform=beside_axis)
-    ax.text(0.02, 0.03, "↙ better", fontsize=11, weight="bold", transform=ax.transAxes)
-    ax.margins(x=0.14, y=0.2)
-    plain_log(ax, "x")
-    plain_log(ax)
-    ax.set_xlabel(f"{unit} per million output tokens (log scale)")
-    ax.set_ylabel("p90 of the time to first token, ms")
+    finite = table[table.rate < INF]
+    curves(ax, finite, column, f"{unit} a million tokens")
+    stars = {}
+    for run in runs:
+        if run.held:
+            price_per_hour = table.dollars_per_hour.iloc[0]
+            objective = (INF, INF)  # the price doesn't depend on it
+            long_table = rows([run.measurement], objective, price_per_hour)
+            stars[run.rate] = float(long_table[column].iloc[0])
+    if stars:
+        _stars(ax, stars, "a rate that held")
+        ax.legend(fontsize=9, loc="upper right")
 
 
 def against_floors(ax: Axes, points: pd.DataFrame) -> None:
@@ -302,8 +377,9 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     by_machine = points.groupby("machine", sort=False)
     for (machine, part), (color, marker) in zip(by_machine, styles, strict=False):
         possible = part[~part.too_fast]
-        ax.plot(possible.floor_ms, possible.value, marker, color=color, ms=5, label=machine)
         below = part[part.too_fast]
+        words = f"{machine}: {len(below)} of {len(part)} too fast"
+        ax.plot(possible.floor_ms, possible.value, marker, color=color, ms=5, label=words)
         ax.plot(below.floor_ms, below.value, marker, color=color, ms=5, mfc="white")
 
     lowest = points.floor_ms.min()
@@ -311,9 +387,22 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     ends = [lowest, highest]
     ax.plot(ends, ends, "--", color=BLACK, lw=1.2)
     label(ax, highest, highest, "the floor", BLACK)
-    ax.legend(fontsize=9, loc="upper left")
     ax.margins(x=0.14)
     plain_log(ax, "x")
     plain_log(ax)
+    ax.legend(fontsize=9, loc="upper left")
+    bottom, _ = ax.get_ylim()
+    wide = np.array(ax.get_xlim())
+    ax.fill_between(wide, bottom, wide, color=ORANGE, alpha=0.12, lw=0)
+    ax.set_xlim(*wide)
+    ax.set_ylim(bottom=bottom)
+    ax.text(
+        0.97,
+        0.05,
+        "impossible",
+        color="#9A6A00",
+        weight="bold",
+        ha="right",
+        transform=ax.transAxes)
     ax.set_xlabel("least possible median TTFT, ms (log scale)")
     ax.set_ylabel("published median TTFT, ms")

@@ -203,6 +203,35 @@ def _first_doubt(measurement: Measurement, ttft: pd.Series, floor: dict[str, flo
     return ""
 
 
+def published_floors(points: pd.DataFrame, config: dict) -> pd.DataFrame:
+    """The published times to the first token of a sweep over the 31B, beside their floors.
+
+    Each point is the median of 30 prompts, on a v6e-8 or on two H100s. For the longest prompts,
+    called ~16k, we count 15,360 tokens and 7 prompts, because so many explain their times (10,
+    section 6).
+
+    Args:
+      points: of data/published/qps_sweep_digitized.csv.
+      config: of the 31B.
+
+    Returns:
+      the rows of TTFT, with `machine`, `floor_ms`, and `too_fast`: less than 1/1.2 of the floor.
+    """
+    peaks = {"tpu": 8 * hardware.chip("v6e").flops, "gpu": 2 * hardware.chip("h100").flops}
+    published = points[points.metric == "ttft"]
+    least = []
+    for point in published.itertuples():
+        tokens, prompts = 15_360, 7
+        if point.input_tokens != "~16k":
+            tokens, prompts = int(point.input_tokens), 30
+        seconds = physics.prefill_flops(config, tokens) / peaks[point.device]
+        floor = physics.median_ttft_floor_fcfs(prompts, point.qps, seconds)
+        least.append(1e3 * floor)
+    machines = published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"})
+    too_fast = pd.Series(least, published.index) > 1.2 * published.value
+    return published.assign(floor_ms=least, too_fast=too_fast, machine=machines)
+
+
 def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
     """The time between two pieces of a streamed answer, and why it can't be believed, if it can't.
 

@@ -13,7 +13,6 @@ import shlex
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -23,13 +22,20 @@ import pandas as pd
 from serving import asking, commands, environment, server
 from serving.options import Options
 from serving.records import ServerRecord
-from serving.results import (INF, KEPT, Measurement, Regime, Slo, is_contradicted, is_overloaded,
-                             kept_up, noisy, rows, share_kept, within)
+from serving.results import (CONTRADICTED, INF, KEPT, LongRun, Measurement, Regime, Slo,
+                             is_contradicted, is_overloaded, kept_up, noisy, rows, share_kept,
+                             within)
 from serving.vllm_cpu import DONE
 from tables import texts
 from tables.errors import UserError
 
 WITHIN = 1.25  # the knee is looked for until two rates this far apart enclose it
+MOST_RATES = 12  # of one regime: a server that is so hard to judge is left as it is
+UP = 1.35        # the next rate that is tried while none is overloaded
+CROWDED = 0.7    # of the highest rate: if no more of it is delivered, the queue is plain to see
+SLOWEST = 50     # a rate this many times smaller than the guess isn't tried: it would take too long
+NEAR = 1.5       # rates from the knee's divided by this one get all repeats
+CLEARLY = 0.97   # of a rate: whoever delivers this much at once keeps up without any doubt
 CACHED = "vllm:prefix_cache_hits_total"
 
 
@@ -39,7 +45,7 @@ class Load:
 
     regimes: tuple[Regime, ...] = ((256, 32),)
     rates: int = 7          # how many are measured around the knee, beside all at once
-    repeats: int = 3        # measurements of each point
+    repeats: int = 3        # measurements of a point near the knee; further away one less
     again: int = 2          # further ones at the most, of a point that noise disturbed
     seconds: float = 60.0   # at the most that the server takes; smaller rates up to twice as long
     min_requests: int = 12  # per point, however slow the server
@@ -290,52 +296,54 @@ def measure(
 
 # -- The sweep -------------------------------------------------------------------------------------
 
+def name_of(regime: Regime) -> str:
+    """The name of a regime, to print."""
+    inputs, outputs = regime
+    return f"{inputs}/{outputs}"
+
+
 def at_rate(regime: Regime, rate: float) -> str:
     """The name of a point, to print."""
-    inputs, outputs = regime
     if rate == INF:
-        return f"{inputs}/{outputs}, all at once"
-    return f"{inputs}/{outputs} at {rate:.3g}/s"
+        return f"{name_of(regime)}, all at once"
+    return f"{name_of(regime)} at {rate:g}/s"
 
 
 def rounded(rate: float) -> float:
-    """A rate with three digits, as file names and pages show it."""
-    return float(f"{rate:.3g}")
+    """A rate with two digits, as file names and pages show it."""
+    return float(f"{rate:.2g}")
 
 
-def bracket(kept: Callable[[float], bool], guess: float) -> list[float]:
-    """The rates that were tried until two neighbours, at most `WITHIN` apart, enclose the knee.
+def next_rate(part: pd.DataFrame, guess: float) -> float | None:
+    """The rate that is still missing to enclose the knee of one regime; None if none is.
+
+    The knee is enclosed once three things are known: a rate that the server keeps up with, a rate
+    that is overloaded beyond doubt (`CROWDED`), and that the next rate above the first is at most
+    `WITHIN` times as large.
 
     Args:
-      kept: rate -> True if the server keeps up with it.
-      guess: requests per second that it is thought to manage.
-
-    Returns:
-      list of rates, ascending; the knee is between the last one kept and the next.
+      part: the rows of one regime, of `results.rows`.
+      guess: requests per second that the server is thought to manage.
     """
-    tried: dict[float, bool] = {}
-
-    def keeps(rate: float) -> bool:
-        rate = rounded(rate)
-        if rate not in tried:
-            tried[rate] = bool(kept(rate))
-        return tried[rate]
-
-    low = 0.6 * guess
-    high = 1.4 * guess
-    while not keeps(low) and len(tried) < 6:
-        high = low
-        low /= 2
-    while keeps(high) and len(tried) < 12:
-        low = high
-        high *= 1.6
-    while high / low > WITHIN:
-        middle = math.sqrt(low * high)
-        if keeps(middle):
-            low = middle
-        else:
-            high = middle
-    return sorted(tried)
+    rates = sorted(set(part.rate) - {INF})
+    if not rates:
+        return rounded(0.6 * guess)
+    if len(rates) >= MOST_RATES:
+        return None
+    last, above = kept_up(part)
+    if not last:
+        half = rounded(rates[0] / 2)
+        return half if half > guess / SLOWEST else None
+    highest = rates[-1]
+    delivered = part[part.rate == highest].delivered_rps.median()
+    if last == highest > guess:  # the guess was far too low
+        return rounded(2 * highest)
+    if above == INF or delivered > CROWDED * highest:
+        return rounded(UP * highest)
+    following = min(rate for rate in rates if rate > last)
+    if following / last > WITHIN:
+        return rounded(math.sqrt(last * following))
+    return None
 
 
 def spread(rates: list[float], count: int) -> list[float]:
@@ -381,7 +389,7 @@ class _Sweep:
         return table.delivered_rps.iloc[-1]
 
     def at(self, regime: Regime, rate: float, repeat: int | str) -> None:
-        """Measure one point once, and say what it delivered."""
+        """Measure one point once, and print the share of its rate that was delivered."""
         key = regime, rate, repeat
         if key in self.made:
             return
@@ -390,10 +398,10 @@ class _Sweep:
             self.client, self.options, self.load, self.folder, regime, rate, requests, repeat)
 
         delivered = self.last_delivered(regime)
-        more = ""
-        if rate < INF and is_overloaded(rate, delivered):
-            more = ": overloaded"
-        print(f"{at_rate(regime, rate)}: {delivered:.3g}/s delivered{more}")
+        words = f"all at once {delivered:.2g}/s"
+        if rate < INF:
+            words = f"{rate:g}/s {delivered / rate:.0%}"
+        print(f"  {words}", end="", flush=True)
 
     def requests_at(self, regime: Regime, rate: float) -> int:
         """How many requests a point has: `seconds` of all that the server can take, or of twice the
@@ -405,59 +413,99 @@ class _Sweep:
         requests = math.ceil(self.load.seconds * per_second)
         return max(fewest, requests)
 
-    def keeps_up(self, regime: Regime, rate: float) -> bool:
-        """Measure a rate, more than once if noise disturbed it: does the server keep up with it?"""
+    def judge(self, regime: Regime, rate: float) -> None:
+        """Measure a rate: once if that leaves no doubt, else `load.repeats` times.
+
+        There's no doubt if nearly all of it was delivered, or if it's more than the bursts got and
+        far too little was delivered.
+        """
+        print(f"{name_of(regime)}, delivered:", end="")
         self.at(regime, rate, 0)
-        table = self.table_of(regime)
-        delivered = self.last_delivered(regime)
-        if is_contradicted(rate, delivered, table):
-            for repeat in range(1, self.load.repeats):  # noise: the middle of all decides
+        share = self.last_delivered(regime) / rate
+        keeps_up = share >= CLEARLY
+        too_much = share < CONTRADICTED and rate >= self.guesses[regime]
+        if not keeps_up and not too_much:
+            for repeat in range(1, self.load.repeats):
                 self.at(regime, rate, repeat)
-        table = self.table_of(regime)
-        last, _ = kept_up(table)
-        return last >= rate
+        print()
 
     def plan(self, regime: Regime) -> list[float]:
         """Look for the knee; the rates to measure."""
+        print(f"{name_of(regime)}, delivered:", end="")
         for burst in ("first", "second"):
             self.at(regime, INF, burst)
             self.guesses[regime] = self.last_delivered(regime)
+        print()
 
-        def kept(rate: float) -> bool:
-            return self.keeps_up(regime, rate)
-
-        rates = bracket(kept, self.guesses[regime])
+        while rate := self.missing(regime):
+            self.judge(regime, rate)
+        rates = sorted(set(self.table_of(regime).rate) - {INF})
         return [*spread(rates, self.load.rates), INF]
+
+    def missing(self, regime: Regime) -> float | None:
+        """The rate that's still needed to enclose the knee (`next_rate`)."""
+        return next_rate(self.table_of(regime), self.guesses[regime])
+
+    def repeats_at(self, regime: Regime, rate: float) -> int:
+        """How often a rate is measured: `load.repeats` times near the knee, else once less."""
+        last, above = kept_up(self.table_of(regime))
+        is_near = last / NEAR <= rate <= above < INF
+        if is_near:
+            return self.load.repeats
+        return max(1, self.load.repeats - 1)
+
+    def measure_again(self, regime: Regime, repeat: int) -> None:
+        """Measure the rates once more that contradict themselves."""
+        table = self.table_of(regime, guesses_too=False)
+        for rate in noisy(table):
+            print(f"{at_rate(regime, rate)} is noisy, so once more:", end="")
+            self.at(regime, rate, repeat)
+            print()
+
+    def close(self, regime: Regime) -> None:
+        """Where the repeats have moved the knee, measure what's now missing around it."""
+        while rate := self.missing(regime):
+            print(f"{name_of(regime)}, delivered:", end="")
+            for repeat in range(self.load.repeats):
+                self.at(regime, rate, repeat)
+            print()
 
 
 def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> list[Measurement]:
-    """Measure every regime at rates around its knee, each `load.repeats` times; returns the
-    results.
+    """Measure every regime at rates around its knee, up to `load.repeats` times each.
 
     Two bursts say how fast the server is, the second as long as a point, since a few requests don't
-    fill it; bisection encloses the knee, and further rates show the curve. Rates from half of what
-    the burst was answered with send equally many requests, because latencies grow with the number
-    beyond the knee. What contradicts itself (`results.noisy`) is measured again, up to `load.again`
-    times.
+    fill it. Then rates are added until the knee is enclosed (`next_rate`), and further ones show
+    the curve. Rates from half of what the burst was answered with send equally many requests,
+    because latencies grow with the number beyond the knee. What contradicts itself
+    (`results.noisy`) is measured again, up to `load.again` times.
+
+    Returns:
+      the measurements, without the bursts that only served to guess.
 
     Raises:
       UserError: one of `measure`. What is finished is kept in `folder`.
     """
     points = _Sweep(client, options, load, folder)
     plans = {}
+    repeats = {}
     for regime in load.regimes:
         plans[regime] = points.plan(regime)
+        for rate in plans[regime]:
+            repeats[regime, rate] = points.repeats_at(regime, rate)
     for repeat in range(load.repeats):  # all rates once per repeat: a slow change shows as spread
+        print(f"round {repeat + 1} of {load.repeats}, delivered:", end="")
         for regime, rates in plans.items():
             for rate in rates:
-                points.at(regime, rate, repeat)
+                if repeat < repeats[regime, rate]:
+                    points.at(regime, rate, repeat)
+        print()
 
     for repeat in range(load.repeats, load.repeats + load.again):
         for regime in plans:
-            table = points.table_of(regime, guesses_too=False)
-            for rate in noisy(table):
-                print(f"{at_rate(regime, rate)} is noisy, so once more")
-                points.at(regime, rate, repeat)
+            points.measure_again(regime, repeat)
+    for regime in plans:
+        points.close(regime)
 
     kept = []
     for (_, _, name), measurement in points.made.items():
@@ -473,8 +521,8 @@ def _long_run(
         folder: str | Path,
         part: pd.DataFrame,
         regime: Regime,
-        rate: float) -> tuple[Measurement, bool]:
-    """One long run at a rate, a second one where noise disturbed the first; and whether it held."""
+        rate: float) -> LongRun:
+    """One long run at a rate, and a second one if noise disturbed the first."""
     at_this_rate = part[part.rate == rate]
     latency = at_this_rate.e2el_p50_ms.median() / 1e3  # in seconds
     seconds = max(load.long, 20 * latency)
@@ -483,7 +531,7 @@ def _long_run(
         measurement = measure(client, options, load, folder, regime, rate, requests, name)
         table = rows([measurement], load.slo)
         delivered = float(table.delivered_rps.iloc[0])
-        kept = share_kept(measurement, load.slo)
+        share = share_kept(measurement, load.slo)
         disturbed = is_contradicted(rate, delivered, part)
         overloaded = is_overloaded(rate, delivered)
 
@@ -492,11 +540,11 @@ def _long_run(
             more = ", less than it has shown that it can: something else took the machine"
         elif overloaded:
             more = ": overloaded"
-        print(f"{at_rate(regime, rate)} for {measurement.duration:.0f} s: {kept:.0%} within the "
-              f"objective, {delivered:.3g}/s delivered{more}")
+        print(f"{at_rate(regime, rate)} for {measurement.duration:.0f} s: {share:.0%} within the "
+              f"objective, {delivered:.2g}/s delivered{more}")
         if not disturbed:
             break
-    return measurement, kept >= KEPT and not overloaded
+    return LongRun(regime, rate, measurement, share, share >= KEPT and not overloaded)
 
 
 def confirm(
@@ -504,23 +552,23 @@ def confirm(
         options: Options,
         load: Load,
         folder: str | Path,
-        table: pd.DataFrame) -> dict[Regime, tuple[float, Measurement]]:
-    """One long run at the rate that may be promised, of each regime: {regime: (rate, measurement)}.
+        table: pd.DataFrame) -> list[LongRun]:
+    """Long runs that find the rate that may be promised, of each regime.
 
-    It begins at the largest rate that is `within` the objective. A rate that doesn't hold for
-    `load.long` seconds, or 20 latencies, gives way to the next lower one. A regime of which no rate
-    holds is left out. A run that noise disturbed is made once more before it counts.
+    The first is at the largest rate that is `within` the objective. A rate that doesn't hold for
+    `load.long` seconds, or 20 latencies, gives way to the next lower one, so only the last run of a
+    regime can have held. A run that noise disturbed is made once more before it counts.
 
     Args:
       table: of `rows`; the others are as for `measure`.
     """
-    promised = {}
+    runs = []
     for regime, part in table.groupby(["input_len", "output_len"]):
         good = within(part)
         rates = good.index[good]
         for rate in sorted(rates, reverse=True):
-            measurement, held = _long_run(client, options, load, folder, part, regime, rate)
-            if held:
-                promised[regime] = rate, measurement
+            run = _long_run(client, options, load, folder, part, regime, rate)
+            runs.append(run)
+            if run.held:
                 break
-    return promised
+    return runs

