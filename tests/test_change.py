@@ -212,7 +212,7 @@ def test_learning_rate():
 def test_03_writes_its_recipe_before_anything_that_only_teaches():
     """`run_all.sh 02 04` on a rented slice goes on to 04 though a lesson's cell fails."""
     cells = [cell for cell in jupytext.read(ROOT / "03_train.py").cells if cell.cell_type == "code"]
-    recipe, = (place for place, cell in enumerate(cells) if "records.Recipe(" in cell.source)
+    recipe, = (place for place, cell in enumerate(cells) if "train.write_recipe(" in cell.source)
     trained, = (place for place, cell in enumerate(cells) if "train.train(" in cell.source)
     assert recipe == trained + 1
     for place, cell in enumerate(cells):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from helpers import chat, data, packing
+from helpers import chat, data, late_mask, packing
 from tables import texts
 
 ASSET = ROOT / "assets" / "tiny_gemma4"
@@ -815,8 +815,7 @@ def test_02_takes_rows_with_dates_and_tools(tmp_path, monkeypatch):
     """
     text = changed_page(evaluation="", validation=0.2, source="somebody/rows")
     text = text.replace("everything = data", textwrap.dedent(rows) + "everything = data")
-    script.write_text(text.replace("data.read_rows(\"data/own_example.jsonl\")", "[]").replace(
-        "longest = max(own_chats, key=len)", "longest = understood[0]"))
+    script.write_text(text.replace("data.read_rows(\"data/own_example.jsonl\")", "[]"))
     done = page(script, tmp_path / "run")
     assert done.returncode == 0, done.stderr[-2_000:]
     samples = json.loads((tmp_path / "run" / "data" / "samples.json").read_text())
@@ -859,7 +858,7 @@ def test_validation_split_follows_the_prompt():
 def test_the_published_mask_is_six_ids_late():
     """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
-    ids, mask = load("02_data.py", "published_row")(tokenizer, "question", answer)
+    ids, mask = late_mask.published_row(tokenizer, "question", answer)
     target = chat.encode_texts(tokenizer, [answer])[0]
     start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
     assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
@@ -934,5 +933,6 @@ def test_rows_of_codev_lengths_are_at_least_95_percent_full():
 def test_length_study_by_hand():
     table = packing.length_study(np.array([4, 4, 8]), [4, 8], 8, 0)
     assert table["examples kept"].tolist() == pytest.approx([2 / 3, 1])
-    assert table["padding, one per row"].tolist() == pytest.approx([0, 1 - 16 / 3 / 8])
-    assert table["real tokens, packed"].tolist() == [1.0, 1.0]
+    assert table["one per row: real tokens"].tolist() == pytest.approx([1, 16 / 3 / 8])
+    assert table["packed: real tokens"].tolist() == [1.0, 1.0]
+    assert table["packed: row length"].tolist() == [8, 8]
