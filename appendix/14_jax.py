@@ -96,8 +96,8 @@ for tokens in (16, 16, 32):
 
 # %% [markdown]
 # Twice, because the second call found a program for its shape. For the 31B a compilation takes minutes. That's
-# why all rows that we train on have one length, and why 02 packs them full. And because tracing needs only shapes,
-# 03 compiles its step before it has loaded a single weight.
+# why all our rows have one length, and why 02 packs them full. And because tracing needs only shapes, 03 compiles its
+# step before it has loaded a single weight.
 #
 # **A compiled function belongs to one shape, so keep your shapes the same.**
 #
@@ -130,8 +130,7 @@ print(f"loss {value:.3f}, after one small step {loss_of(stepped, x):.3f}")
 #
 # </details>
 #
-# `jax.tree.map` calls a function on every array of a tree, or on pairs of arrays from two trees. The whole update
-# of a model is one such line.
+# `jax.tree.map` calls a function on every array of a tree, or on the pairs of two trees.
 #
 # **You differentiate a function, and what you don't pass as its first argument is frozen.**
 #
@@ -212,16 +211,17 @@ for chips in (4, 8, 16):
     print(f"on {chips} chips 03 takes (fsdp, tp) = {architecture.choose_mesh(big, chips)}")
 
 # %% [markdown]
-# You get this refusal before 62 GB are read. (A server may store heads twice. That's how 05 serves with `tp=8`. A
-# training step cuts arrays, and doesn't store parts of them twice.) With more chips only `fsdp` grows: a v5p-32 (four
-# hosts, 16 chips) gets the mesh (4, 4), and every host runs 03 as a script
-# ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)). A step has more rows then, so
-# you'll have to look for the learning rate again.
+# You get this refusal before 62 GB are read. (A server may store heads twice, and that's how 05 serves with `tp=8`.) So
+# with more chips only `fsdp` grows. A step has more rows then, and you'll have to look for the learning rate again.
 #
-# Heads limit only `tp`, so you can also do without it, as in mesh (4, 1). Then a chip keeps whole rows of the
-# batch and gathers the *weights*, which can travel while the chip multiplies. With `tp` the sum over chips has to
-# wait until the product is done. Which one is faster depends on the slice. With rows of 2,048 tokens we predict
-# that a v5p-8 is faster with (4, 1), and a v6e-8 slower with (8, 1) ([08](08_dryrun.ipynb), section 6).
+# <details><summary><b>Can you do without <code>tp</code>?</b></summary>
+#
+# Yes, with a mesh such as (4, 1). Then a chip keeps whole rows of the batch and gathers the *weights*, which can travel
+# while the chip multiplies. With `tp` the sum over chips has to wait until the product is done. Which is faster
+# depends on the slice. With rows of 2,048 tokens we predict that a v5p-8 is faster with (4, 1), and a v6e-8 slower
+# with (8, 1) ([08](08_dryrun.ipynb), section 6).
+#
+# </details>
 #
 # **You choose how arrays are cut; the compiler writes the communication. Heads limit `tp`, and `fsdp` grows.**
 #
@@ -278,12 +278,12 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 # would be 14.6 GiB on each of four chips (compiled, [08](08_dryrun.ipynb)).
 #
 # ### Why not Tunix's trainer?
-# Tunix, which knows Gemma 4, has a trainer, too: `PeftTrainer`, with a loop, a loss, accumulation and checkpoints. It
-# works, and it's the shortest way to a tuned model. We wrote a loop of our own for the two reasons that you've just
-# seen. Tunix 0.1.7 averages each micro-batch, and then it averages those averages, as in section 3. (Its main branch
-# has weighted them since July 2026, 59deac39.) And its compiled step returns the whole model. One of our tests takes
-# a step both ways: with equally many trained tokens in both micro-batches the two trainers agree to 1e-4 of the
-# step's length, and with uneven ones they don't.
+# Tunix, which knows Gemma 4, has a trainer, too: `PeftTrainer`, with a loop, a loss, accumulation and checkpoints. It's
+# the shortest way to a tuned model. We wrote a loop of our own for the two reasons that you've just seen. Tunix
+# 0.1.7 averages each micro-batch and then those averages, as in section 3. (Its main branch has weighted them since
+# July 2026, 59deac39.) And its compiled step returns the whole model. One of our tests takes a step both ways: with
+# equally many trained tokens in both micro-batches the trainers agree to 1e-4 of the step's length, and with uneven
+# ones they don't.
 #
 # **In our loop every trained token counts the same, and a step returns only what changed.**
 #

@@ -1,7 +1,8 @@
-"""The figures and tables of notebook 03; every number in them comes from the caller."""
+"""The figures and tables of notebooks 03 and 04; every number in them comes from the caller."""
 
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -196,3 +197,59 @@ def memory(gib: float) -> str:
 def memory_table(held: dict[str, float]) -> pd.DataFrame:
     """What `train.memory_of` found, as a table."""
     return pd.Series(held, name="per device").map(memory).to_frame()
+
+
+# ── Of 04 ──
+
+
+def heat_map(norms: pd.DataFrame) -> Any:
+    """A table of how much each matrix changed, in % of its norm, the darker the more.
+
+    Args:
+      norms: from `merge.norms_table`.
+    """
+    percent = norms.assign(change=100 * norms.delta / norms.base)
+    changes = percent.pivot(index="layer", columns="kind", values="change")
+    least, most = percent.change.min(), percent.change.max()
+    table = changes.style.format("{:.0f}", na_rep="–").background_gradient("Blues", axis=None)
+    table = table.highlight_null(props="background-color: transparent; color: inherit")
+    return table.set_caption(f"change, % of the matrix: from {least:.2g} to {most:.2g}")
+
+
+SCALES = Path("data/scales")  # `python -m appendix.scales` makes the runs
+
+
+def read_scales() -> pd.DataFrame:
+    """The stored runs of adapters that are applied more or less strongly than they were trained."""
+    return pd.concat([pd.read_csv(path) for path in sorted(SCALES.glob("*.csv"))])
+
+
+def draw_scales(runs: pd.DataFrame) -> Figure:
+    """Problems passed by how strongly adapters are applied, and how much of that may be luck.
+
+    Args:
+      runs: from `read_scales`.
+    """
+    problems = int(runs.problems.iloc[0])
+    means = runs.groupby("scale").greedy.mean()
+    trained = means[1.0]
+    share = trained / problems
+    deviation = math.sqrt(problems * share * (1 - share))  # of a binomial count
+    in_noise = means[(means - trained).abs() <= deviation]
+
+    fig, ax = style.figure(7, 2.9)
+    ax.axhspan(trained - deviation, trained + deviation, color=style.GREY, alpha=0.2, lw=0,
+               label="as trained, ± one standard deviation")
+    for seed, run in runs.groupby("seed"):
+        ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")
+    ax.axvline(1.0, color=style.GREY, linestyle=":")
+    ax.set(
+        title=f"From {in_noise.index.min():g} to {in_noise.index.max():g} times as strong: "
+              f"{in_noise.min():.0f} to {in_noise.max():.0f} of {problems}, within the noise",
+        xlabel="times alpha / rank (dotted: as trained)",
+        ylabel=f"of {problems} passed",
+        xticks=means.index,
+        ylim=(-1, problems),
+    )
+    ax.legend(fontsize=9, loc="lower right")
+    return fig
