@@ -324,6 +324,7 @@ if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no s
     compared = understood[0]
 style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
              "one row of this dataset, both ways, computed above")
+style.fold_source("published_row: how the recipe counts", late_mask.published_row)
 
 # %% [markdown]
 # ### What does a mask in the wrong place do?

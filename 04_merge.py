@@ -139,10 +139,10 @@ print(f"the outputs differ by {apart:.3%}; rounding moves a number by up to {rou
 assert apart < rounding
 
 # %% [markdown]
-# **That's a complete merge, and it's right:** the outputs differ by less than one rounding of each weight allows. Three
-# problems are left. Attention has no plain `[in, r]` and
-# `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't fit into the
-# memory of a small machine (section 4).
+# **That's a complete merge, and it's right.** Rounding moves each weight by at most half a step, and in a sum such errors
+# of both signs partly cancel, so the outputs have to differ by less. Three problems are left. The adapters of attention
+# don't have the plain shapes `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently
+# (section 3). And 62 GB don't fit into the memory of a small machine (section 4).
 #
 # <details><summary><b>Why is <code>A B</code> transposed before it is added?</b></summary>
 #
@@ -281,8 +281,8 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 #
 # <details><summary>Answer</summary>
 #
-# For vLLM. It loads such a `k_proj` *weight* into both the K and the V part of a fused matrix, but an
-# *adapter* for it reaches the K part only. PEFT finds no such module and ignores the copy.
+# For vLLM. It loads such a `k_proj` *weight* into both the K and the V part of the one matrix in which it
+# keeps q, k and v, but an *adapter* for it reaches the K part only. PEFT finds no such module and ignores the copy.
 #
 # </details>
 #
@@ -321,9 +321,9 @@ runs = pictures.read_scales()
 style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy answers, measured")
 
 # %% [markdown]
-# Without its adapters the model passes nothing, and a part of their strength already brings most of the answers. The grey
-# band is the noise, one standard deviation of 38 coin flips as lucky as the model was at the strength of its training.
-# Points in it can't be told apart. (`python -m appendix.scales` adds two seeds.)
+# Without its adapters the model passes nothing, and a part of their strength already brings most of the answers. The
+# grey band is the noise: so much would the count vary if each problem were a coin flip with this chance of passing.
+# Points in the band can't be told apart. (`python -m appendix.scales` adds two seeds.)
 #
 # **Leave the scale as it was trained: there's little to win.**
 #
@@ -341,9 +341,9 @@ style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy 
 # | vLLM, base + adapter without the copied `v_proj` | **1.4** (0.074) | **1.3** (0.086) |
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 #
-# **In float32 the five paths are one model.** In bfloat16 they differ by 0.033 to 0.040 in the mean. The same test asks HF
-# and vLLM for the untouched base, too, and there they differ by 0.034. So that's the noise of the arithmetic, not of the
-# merge.
+# **In float32 the five paths are one model.** In bfloat16 they differ by 0.033 to 0.040 in the mean. The same test asks
+# HF and vLLM for the untouched base, too, and there they differ by 0.034. So that's the noise of the arithmetic, and not
+# of the merge.
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
@@ -404,10 +404,10 @@ if cfg.four_bits:
           f"{errors.max():.1%} of its norm")
 
 # %% [markdown]
-# **Does it cost answers?** Only a judge can say. Few machines multiply four-bit numbers, but every machine can multiply
-# them once they're unpacked to bfloat16, with their rounding. `four_bits.dequantize(folder, out)` writes such a
-# folder, and [07](07_eval.ipynb) can judge it beside the tuned model. [05](05_serve_vllm.ipynb) serves the packed one with
-# `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`. We haven't
+# **Does it cost answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can compute with
+# them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes such a
+# folder, and [07](07_eval.ipynb) can judge it beside the tuned model. [05](05_serve_vllm.ipynb) serves the packed one
+# with `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`. We haven't
 # run that. What we have checked: compressed-tensors, the library that defines the format, unpacks exactly these
 # weights, transformers computes with the folder, and vLLM reads its settings.
 #
@@ -445,9 +445,9 @@ if cfg.four_bits:
 # assert 0 < off < rounding
 # ```
 #
-# Most of them, and not all. The merge rounded W + ΔW to 8 significant bits, and what was rounded away doesn't come back. You end
-# up closer to W than one rounding of each weight, which is what the last line checks. So keep the base: a merged
-# folder doesn't hold it any more.
+# Most of them, and not all. The merge rounded W + ΔW to 8 significant bits, and what was rounded away doesn't come
+# back. How far you end up from W is less than rounding moves a number, which is what the last line checks. So keep the
+# base: a merged folder doesn't hold it any more.
 #
 # </details>
 #

@@ -154,14 +154,6 @@ def keep_compilations(checkpoints: str = "") -> None:
                         "all of them reach, such as gs://bucket/run/checkpoints.")
 
 
-def one_cpu() -> list[jax.Device]:
-    """A CPU device, in a list. JAX_PLATFORMS=tpu hides the CPU; then it's the first chip."""
-    try:
-        return jax.local_devices(backend="cpu")[:1]
-    except RuntimeError:
-        return jax.local_devices()[:1]
-
-
 # ── Batches ──
 
 

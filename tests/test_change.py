@@ -218,16 +218,3 @@ def test_03_writes_its_recipe_before_anything_that_only_teaches():
     for place, cell in enumerate(cells):
         teaches = "raises-exception" in cell.metadata.get("tags", [])  # nbclient goes on after it
         assert teaches == (place > recipe), cell.source[:80]
-
-
-def test_a_process_without_a_cpu_backend_still_has_a_device_for_the_lesson(monkeypatch):
-    """With JAX_PLATFORMS=tpu, JAX knows no backend "cpu"."""
-    devices = train.jax.local_devices()
-    assert train.one_cpu() == devices[:1]
-
-    def local_devices(backend=None):
-        if backend == "cpu":
-            raise RuntimeError("Unknown backend cpu")
-        return devices
-    monkeypatch.setattr(train.jax, "local_devices", local_devices)
-    assert train.one_cpu() == devices[:1]
