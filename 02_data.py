@@ -206,8 +206,6 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 #
 # </details>
 #
-# **A dropped row costs one row, but a wrong row gets learned.**
-#
 # Now all rows. Malformed JSON drops a row too, and so does a missing column or a value that isn't text.
 # Every reason is counted and shown with one example. We also don't use everything in the rows that we keep,
 # for example CodeV-R1's own system text. The line above the table names such columns, so nothing disappears
@@ -227,6 +225,8 @@ pd.DataFrame([(problem, count, row_ends[problem]) for problem, count in dropped.
              columns=["dropped because", "rows", "the end of one of them"])
 
 # %% [markdown]
+# **A dropped row costs one row, but a wrong row gets learned.**
+#
 # ## 4. From text to tokens: the model's own chat template
 # **What does a model see of a chat?** No text at all, only token ids, and a few of those are control tokens:
 # a turn opens with `<|turn>` and closes with `<turn|>`. A *chat template* that comes with the model writes
@@ -470,7 +470,7 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
 # %% [markdown]
 # Within a row each colour is an example. A padding token costs a step almost as much as a real one, so the lower rows
-# train two to three times as much text for the same arithmetic. Real examples vary more in length and fill the
+# train more text for the same arithmetic, three times as much in the tiny data. Real examples vary more in length and fill the
 # rows better still. With CodeV-R1's published lengths, packed rows of 4,096 are at least 95 % full
 # (`tests/test_data.py`); with one example in each row of 3,072 it would be 30 %. **Packing is the cheapest
 # speed-up in this series.**

@@ -106,7 +106,7 @@ from tables.stored import settings_here
 # beside rounded weights, so [04](04_merge.ipynb) merges your adapters into those same weights.
 #
 # What fits isn't always fastest. With rows of 2,048 tokens a v6e-8 gets mesh (8, 1) and 6,390 tokens a second, and with
-# rows of 4,096 it gets mesh (2, 4) and 9,653 (predicted).
+# rows of 4,096 it gets mesh (2, 4) and 9,653 (predicted, and extrapolated: nobody has timed a v6e).
 #
 # </details>
 
@@ -131,8 +131,8 @@ style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_
 # are missing. Qwix finds modules by their paths, such as `layers.5.attn.q_einsum`, and gives adapters to each one that a
 # pattern matches. (Tunix computes attention with einsum, as in `torch.einsum`, and names the modules after it.)
 #
-# Five layers of six are *sliding*: they look at the most recent tokens only. The sixth is *full* and looks at all of
-# them. Their attention heads differ, so some modules have two lines in the table.
+# Most layers, five of six in the 31B, are *sliding*: they look at the most recent tokens only. The others are *full*
+# and look at all of them. Their attention heads differ, so some modules have two lines in the table.
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -234,7 +234,8 @@ if steps < 20 and not cfg.max_steps:
 
 # %% [markdown]
 # `train_step` is a whole optimizer step in one function. `jax.value_and_grad` gives loss and gradient, and
-# `jax.lax.scan`, a compiled loop, goes over the micro-batches. So two hundred of them need about as much memory as two.
+# `jax.lax.scan`, a compiled loop, goes over the micro-batches. So two hundred of them should need about as much memory
+# as two.
 # If the base is in bfloat16, the loss multiplies with a bfloat16 copy of the adapters, like autocast in PyTorch.
 # AdamW (Adam with weight decay) updates the float32 originals. The step reads the frozen weights, but it doesn't
 # return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we didn't take Tunix's trainer.)
@@ -255,8 +256,8 @@ ahead = train.compile_ahead(lowered)
 #
 # ## 4. Load, ask, train
 # **What does the model say before it's trained?** First we need its weights. `load_base` calls Tunix's loader,
-# which puts each weight of the Hugging Face files onto its devices. (Only the tiny model is
-# trained in float32: a CPU without bfloat16 units is faster with it.)
+# which puts each weight of the Hugging Face files onto its devices, in bfloat16. (Only the tiny model is trained in
+# float32: a CPU without bfloat16 units is faster with it.)
 
 # %%
 began = time.perf_counter()

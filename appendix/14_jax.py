@@ -25,7 +25,7 @@
 # | **Needs** | any CPU, which then shows four simulated devices |
 # | **Reads** | nothing but the 31B's `config.json`, which is in this repository |
 # | **Writes** | nothing |
-# | **Time and cost** | a few seconds |
+# | **Time and cost** | about a quarter of a minute on one idle core |
 
 # %% [markdown]
 # ## Before we start

@@ -359,7 +359,7 @@ def shards() -> Sheet:
         "A 4 x 4 matrix W on four chips. With fsdp each chip stores one row of W and owns its own "
         "rows of the batch x. Before the product an all-gather brings all of W to every chip; each "
         "multiplies its rows of x and owns those rows of y. With tp each chip stores one column "
-        "of W, all have all of x, and each computes its column of y: nothing travels. The next "
+        "of W, all have all of x, and each computes its column of y: no exchange so far. The next "
         "matrix V is cut by rows, so each chip has a sum over its own part only: a "
         "reduce-scatter adds them up and leaves each chip a quarter, an all-gather hands the "
         "quarters round.")
@@ -429,7 +429,7 @@ def _by_tp(sheet: Sheet, y: float) -> None:
     sheet.words(865, y + 12, "The activations travel.", 18, "red", "end", bold=True)
     y += 36
     _matrix(sheet, 35, y, "W, stored", BY_COLUMNS, COLUMN_DIGITS)
-    sheet.lines(210, y + 48, ["nothing", "travels"], 20, size=17, colour="soft", anchor="middle")
+    sheet.lines(210, y + 48, ["no exchange", "so far"], 20, size=17, colour="soft", anchor="middle")
     _matrix(sheet, 290, y, "x, the batch", ALL_GREY)
     _sign(sheet, 413, y, "·")
     _matrix(sheet, 432, y, "W", BY_COLUMNS, COLUMN_DIGITS)
