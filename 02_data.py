@@ -463,8 +463,8 @@ alone = {name: np.concatenate([row[name] for row in single_rows]) for name in tr
 real = (alone["segment_ids"] > 0).mean()
 packed = (train["segment_ids"][:10] > 0).mean()
 fig, axes = style.figure(7.74, 4.6, rows=2)
-style.draw_rows(axes[0], alone, f"One example per row: {real:.0%} of these ten rows are real tokens")
-style.draw_rows(axes[1], train, f"Packed: {packed:.0%} of these ten rows ({facts['fill']:.0%} of all)")
+style.draw_rows(axes[0], alone, f"One example per row: these ten are {real:.0%} full")
+style.draw_rows(axes[1], train, f"Packed: these ten are {packed:.0%} full, all {facts['fill']:.0%}")
 axes[1].set(xlabel="token of the row (white: padding; light: context; dark: trained)")
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 

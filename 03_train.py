@@ -180,7 +180,8 @@ micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)  # shuffled by Grain
 batch = next(iter(dataset))
 print(f"micro-batches, rows, tokens: {batch.tokens.shape}; {batch.segment_ids.max(-1).sum()} "
-      f"examples, {(batch.segment_ids == 0).mean():.0%} padding, {batch.loss_mask.mean():.0%} trained")
+      f"examples, {(batch.segment_ids == 0).mean():.0%} padding, "
+      f"{batch.loss_mask.mean():.0%} trained")
 first = jax.tree.map(lambda array: array[0, 0], batch)
 pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])[0]))
 
@@ -289,7 +290,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # If you change the recipe, we refuse to go on from the old checkpoint.
 
 # %%
-with helpers.phase("adding the adapters"):
+with helpers.phase("adding the adapters", every=60):
     model = programs.adapted(model, cfg, mesh)
     state, frozen = train.start(model, optimizer, mesh)
 recipe = train.recipe_of_run(cfg, meta, base, steps, rows_per_step)
