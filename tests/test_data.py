@@ -847,6 +847,19 @@ def test_overlap_equals_brute_force():
     assert data.words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
 
 
+def test_what_a_close_row_does_not_share_is_named():
+    exams = {"counter": "A counter of 16 bits.", "far": "Something else"}
+    rows = data.closest_rows({"counter": (0.8, 1), "far": (0.0, -1)}, exams,
+                             ["a wire", "A counter of 32 BITS"], 4)
+    assert rows == [{"evaluation prompt": "counter", "shared runs": "80%",
+                     "words only it has": "16 .", "words only the closest row has": "32"}]
+
+
+def test_a_chat_on_one_line():
+    chat_of_two = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "x" * 9}]
+    assert data.in_short(chat_of_two, 4) == "user: a b | assistant: xxxx…"
+
+
 def test_validation_split_follows_the_prompt():
     picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
