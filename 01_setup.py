@@ -267,11 +267,15 @@ def dry(*words):
     print("\n".join([f"$ scripts/vm.sh {' '.join(words)}", *done.stdout.splitlines()[:1], ""]))
 
 
-zone = hardware.slice_of(cfg.train_slice).zones.split()[0]
 dry("check")
-dry("create", "gemma4-train", cfg.train_slice, zone, "3")
-dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
-dry("delete", "gemma4-train", zone)
+piece = hardware.slice_of(cfg.train_slice)
+if piece.zones and piece.runtime:
+    zone = piece.zones.split()[0]
+    dry("create", "gemma4-train", piece.name, zone, "3")
+    dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
+    dry("delete", "gemma4-train", zone)
+else:
+    print(f"tables/hardware.py doesn't say where and how a {piece.name} is rented")
 
 # %% [markdown]
 # - `check` asks the model hub whether you've accepted the licence and whether your token works, before
@@ -296,6 +300,9 @@ dry("delete", "gemma4-train", zone)
 WEEKEND = 64  # hours from Friday 17:00 to Monday 9:00
 for name in (cfg.train_slice, cfg.serve_slice):
     price = hardware.slice_of(name).dollars_per_hour
+    if price is None:
+        print(f"{name}: tables/hardware.py has no price")
+        continue
     print(f"{name}: {price:.2f} USD/h, three hours {3 * price:.0f}, a forgotten weekend "
           f"{WEEKEND * price:,.0f} (on demand, published rates)")
 

@@ -72,6 +72,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+import verilog
 from helpers import chat, data, late_mask, packing, remote, style
 from tables import hardware
 
@@ -89,7 +90,8 @@ class Settings:
     sequence_length: int = 4_096                   # of a packed row
     reasoning: str = "stripped"                    # or "kept": inside Gemma's thought channel
     validation: float = 0.02                       # share of the prompts that is held out
-    evaluation: str = "{checkout}/dataset_spec-to-rtl"  # its prompts must not be in here; "": none
+    # Its prompts mustn't be in the data. A folder of problems, a .jsonl of questions, or "": none
+    evaluation: str = "{checkout}/dataset_spec-to-rtl"
     seed: int = 42
 
 
@@ -360,10 +362,21 @@ for name, of_mask in runs.groupby("mask"):
 # **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every
 # training prompt with every evaluation prompt, in two ways. Prompts that are equal except for case, spaces
 # and line breaks get dropped in section 6. For the rest we use the usual yardstick, runs of 13 consecutive words: what
-# share of an exam prompt's runs also stands in a single training prompt?
+# share of an exam prompt's runs also stands in a single training prompt? (An exam prompt with fewer words is one run.)
 
 # %%
-exams = data.read_exams(remote.checkout(cfg.evaluation)) if cfg.evaluation else {}
+def exam_prompts(evaluation):
+    """{name: prompt} of a folder of Verilog problems, or of a .jsonl file of questions."""
+    if evaluation.endswith(".jsonl"):
+        problems = verilog.questions(evaluation).problems
+        return {question.name: question.prompt for question in problems}
+    if Path(evaluation).is_file():
+        raise helpers.UserError(f"evaluation={evaluation!r} is a file. Name a folder of problems, "
+                                "or a .jsonl file with a question and its answer on each line.")
+    return data.read_exams(remote.checkout(evaluation))
+
+
+exams = exam_prompts(cfg.evaluation) if cfg.evaluation else {}
 questions, example_of = data.questions_of(examples)
 exact_questions, closest = data.overlap(questions, exams)
 exact = {example_of[question] for question in exact_questions}

@@ -105,9 +105,6 @@ from tables.stored import settings_here
 # step wouldn't fit, because for rows of 2,048 tokens the compiler plans 17.3 GiB and a chip has 15.75. You then train
 # beside rounded weights, so [04](04_merge.ipynb) merges your adapters into those same weights.
 #
-# What fits isn't always fastest. With rows of 2,048 tokens a v6e-8 gets mesh (8, 1) and 6,390 tokens a second, and with
-# rows of 4,096 it gets mesh (2, 4) and 9,653 (predicted, and extrapolated: nobody has timed a v6e).
-#
 # </details>
 
 # %%

@@ -286,11 +286,19 @@ models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.bas
 
 # %%
 tokenizer = chat.load_tokenizer(merged)
-prompts = asking.all_prompts(
-    tasks, cfg.plans, meta.system,
-    lambda messages, thinking: chat.prompt_ids(
-        tokenizer, messages, thinking or meta.thinking),
-    lambda text: [tokenizer.bos_token_id, *chat.encode_texts(tokenizer, [text])[0]])
+
+
+def render(messages, thinking):
+    """The token ids of a chat, rendered as 02 rendered it for training."""
+    return chat.prompt_ids(tokenizer, messages, thinking or meta.thinking)
+
+
+def encode(text):
+    """The token ids of a plain text, with the token that begins a text."""
+    return [tokenizer.bos_token_id, *chat.encode_texts(tokenizer, [text])[0]]
+
+
+prompts = asking.all_prompts(tasks, cfg.plans, meta.system, render, encode)
 by_name = {problem.name: problem for problem in tasks["spec-to-rtl"]}
 example = by_name.get(COUNTER.name, tasks["spec-to-rtl"][0])
 for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
@@ -310,12 +318,12 @@ served = [getattr(options, name) for name in (
     "flags")]
 
 
-def answers_of(label, path):
+def answers_of(label, path, plans, tasks, prompts, exam=""):
     """All answers of one model, from disk where they are saved, else from a server."""
-    plans = [plan for plan in cfg.plans if plan.only in ("", label)]
+    asked = [plan for plan in plans if plan.only in ("", label)]
     maker = [weights.fingerprint(path), cfg.max_tokens, served]
-    jobs = asking.plan_jobs(plans, tasks, prompts, maker)
-    file = helpers.run_dir("eval", label, "samples.jsonl")
+    jobs = asking.plan_jobs(asked, tasks, prompts, maker)
+    file = helpers.run_dir("eval", exam, label, "samples.jsonl")
     saved = asking.read_samples(file, jobs)
     if len(saved) == len(jobs):
         return saved
@@ -328,7 +336,8 @@ def answers_of(label, path):
                              lambda done, total: progress.update())
 
 
-replies = {label: answers_of(label, path) for label, path in models.items()}
+replies = {label: answers_of(label, path, cfg.plans, tasks, prompts)
+           for label, path in models.items()}
 
 # %% [markdown]
 # ## 6. From text to code
@@ -395,6 +404,9 @@ leaked = [problem.name for problem in tasks["spec-to-rtl"]
           if extraction.bare_modules(problem.reference) & trained]
 print(f"{len(trained)} different trained modules; references among them: {len(leaked)}",
       *leaked[:5])
+if meta.evaluation != cfg.problems:
+    print(f"02 compared its prompts with {meta.evaluation or 'no exam'}, not with {cfg.problems}. "
+          "Set 02's evaluation to this exam, or you won't know whether it leaked.")
 
 # %% [markdown]
 # ## 7. pass@k without bias
@@ -549,8 +561,32 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # **What has to change for another task?** Little. A benchmark is one object, `verilog.Benchmark`:
 # problems, how an answer is read, and how it's graded. `verilog.questions("mine.jsonl", score=...)` makes
 # one from lines with `question` and `answer`. The score is a function of yours, and you get the same
-# intervals and the same pairing. [Own data](own_data.ipynb) has a whole example. Try your score on a bad
-# answer first: **a score that nobody fails compares nothing.**
+# intervals and the same pairing. Try your score on a bad answer first: **a score that nobody fails compares
+# nothing.**
+#
+# <details><summary><b>The whole of it</b></summary>
+#
+# Name the file in 02's `evaluation`, too, so that its questions stay out of your training rows. Then ask both
+# models, in the names of this page. The answers get a folder of their own, `eval/mine/`.
+#
+# ```python
+# def score(question, answer, wanted):
+#     return float(answer.lower() == wanted.lower())
+#
+#
+# mine = verilog.questions("mine.jsonl", score)
+# exam, plans = {"mine": mine.problems}, [replace(GREEDY, name="mine", task="mine")]
+# asked = asking.all_prompts(exam, plans, meta.system, render, encode)
+# marks = {}
+# for label, path in models.items():
+#     samples = answers_of(label, path, plans, exam, asked, "mine")
+#     marks[label] = scores.grade(mine, scores.texts_of(samples, "mine"))
+# print(verilog.compare(marks["base"], marks["tuned"]))
+# ```
+#
+# If you'd rather score held-out rows of your own file, [own data](own_data.ipynb) does it without a server.
+#
+# </details>
 #
 # <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
 #

@@ -3,13 +3,19 @@
     pip install google-tunix==0.1.7 "jax[tpu]==0.10.2"
     python recipe.py --model MODEL --data chats.jsonl --out OUT
 
-MODEL is a Gemma 4 (31B, 12B, E4B, E2B): a folder, or a name on the hub. A line of chats.jsonl is
+MODEL is a Gemma 4 (31B, 12B, E4B or E2B): a folder, or a name on the hub. A line of chats.jsonl is
 {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]},
 with "tools" and "tool_calls", where there are any, as the OpenAI API writes them.
-OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM, transformers). Killed and started
-again, it goes on from its newest whole checkpoint. It runs on a CPU, a TPU chip, or all of a host.
-M are micro-batches, B rows, T tokens, D the width, N and K heads, r the rank.
+
+OUT gets checkpoints/, adapter/ (for PEFT) and merged/ (for vLLM and transformers). If the program
+is killed and started again, it goes on from its newest whole checkpoint. It runs on a CPU, on one
+TPU chip, or on all chips of a host.
+
+Read it from top to bottom: settings, rows, ids and masks, packing, model, step, loop, merge, main.
+In shapes, M is the micro-batches of a step, B the rows of a micro-batch, T the tokens of a row,
+r the adapters' rank, K the heads of keys and values, and H the numbers of a head.
 """
+
 import argparse
 import functools
 import gzip
@@ -20,9 +26,10 @@ import re
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,486 +41,1138 @@ from flax import nnx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from tunix.models.gemma4 import model as gemma4
 from tunix.models.gemma4.params_safetensors import create_model_from_safe_tensors
 
-CONSTANTS = {  # each is an option of the command, too: --rank 16
-    "model": Path("google/gemma-4-E2B-it"), "data": Path("chats.jsonl"), "out": Path("out"),
-    "rank": 64, "alpha": 64.0,  # of the adapters: their product counts alpha / rank times
-    "learning_rate": 1e-4, "warmup_steps": 100,  # up to that rate, at most half of all
-    "weight_decay": 0.001, "max_grad_norm": 1.0,  # of AdamW; longer gradients are cut to it
-    "epochs": 1.0, "seed": 42,  # how often the data is read; of adapters and order
-    "sequence_length": 2048,  # T of a packed row; longer examples are left out
-    "rows_per_step": 8,  # of one optimizer step; one chip computes one row at a time
-    "validation": 0.02,  # share of the questions whose chats are held out
-    "every": 100,  # steps between two held-out losses, and two checkpoints; two are kept
-    "reasoning": "stripped",  # or "kept": an answer's reasoning is trained as its thought
-    "dtype": "bfloat16",  # of weights and arithmetic; adapters and Adam are float32
-}
-MUST: dict[str, list] = {  # what Tunix 0.1.7 computes, whatever a config.json asks for
-    "model_type": ["gemma4_text", "gemma4_unified_text"],
-    "hidden_activation": ["gelu_pytorch_tanh"],
-    "rms_norm_eps": [1e-6], "tie_word_embeddings": [True], "enable_moe_block": [False],
-    "per_layer_config": [None], "use_bidirectional_attention": [None, "vision"],
-    "sliding_attention": [{"rope_type": "default", "rope_theta": 1e4}],
-    "full_attention": [{"rope_type": "proportional", "rope_theta": 1e6,
-                        "partial_rotary_factor": 0.25}]}
-RENAMED = {"num_embed": "vocab_size", "embed_dim": "hidden_size", "hidden_dim": "intermediate_size",
-           "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
-           "num_global_kv_heads": "num_global_key_value_heads", "head_dim": "head_dim",
-           "global_key_size": "global_head_dim", "sliding_window_size": "sliding_window",
-           "final_logit_softcap": "final_logit_softcapping", "k_eq_v_global": "attention_k_eq_v"}
-TOWERS = ("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
-          "model.vision_embedder.")  # of the 12B
-FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
-SPEAKERS = {"system": "s", "user": "u", "assistant": "a", "calling assistant": "c"}
-TURNS = re.compile("s?(uc*a)*uc*[ac]")  # after a call c and its results, the same turn goes on
-CALLS = re.compile(r"<\|tool_call>.*<tool_call\|>", re.S)
-SEEN = ("role", "content", "tool_calls", "tool_call_id", "name")  # by the chat template
-THOUGHTS = ("reasoning", "reasoning_content", "thinking")
-MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
-OURS = "[0-9]*.*.safetensors"  # checkpoints, as `save` names them
-Example = tuple[list[int], list[int]]  # ids, and 1 where an id is trained
+# ── Settings ──
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What you can choose. Each field is an option of the command, too: --rank 16."""
+
+    model: Path = Path("google/gemma-4-E2B-it")  # a folder, or a name on the hub
+    data: Path = Path("chats.jsonl")             # .jsonl or .jsonl.gz
+    out: Path = Path("out")
+
+    rank: int = 64
+    alpha: float = 64.0            # the adapters' product is multiplied by alpha / rank
+    learning_rate: float = 1e-4    # the highest; it falls along a cosine to zero
+    warmup_steps: int = 100        # up to that rate, but at most half of all steps
+    weight_decay: float = 0.001    # of AdamW
+    max_grad_norm: float = 1.0     # a longer gradient is cut to this length
+    epochs: float = 1.0            # how often the data is read
+    seed: int = 42                 # of the adapters, and of the order of the rows
+    sequence_length: int = 2048    # tokens of a packed row; longer examples are left out
+    rows_per_step: int = 8         # of an optimizer step; one chip computes one row at a time
+    validation: float = 0.02       # the share of first questions whose chats are held out
+    every: int = 100               # steps between two held-out losses, and two checkpoints
+    reasoning: str = "stripped"    # or "kept": an answer's reasoning is trained as its thought
+    dtype: str = "bfloat16"        # of weights and arithmetic; adapters and Adam are float32
+
 
 def check(holds: object, message: str) -> None:
     """Stop with one line for what you can mend; whatever else goes wrong keeps its traceback."""
     if not holds:
         raise SystemExit(f"Error: {message}")
 
-# ── Data: an example is prompt and answer, a row holds several of them ──
+
+def check_settings(cfg: Settings) -> None:
+    """Refuse what can't work, before anything is downloaded."""
+    check(cfg.data.is_file(), f"{cfg.data} is no file")
+    for name in ("rank", "sequence_length", "rows_per_step", "every"):
+        number = getattr(cfg, name)
+        check(number > 0, f"--{name} {number} is not a number from 1 on")
+
+    is_dtype = cfg.dtype in ("bfloat16", "float32")
+    check(is_dtype, f"--dtype {cfg.dtype}: bfloat16 or float32")
+    is_choice = cfg.reasoning in ("stripped", "kept")
+    check(is_choice, f"--reasoning {cfg.reasoning}: stripped or kept")
+
+
+# ── Rows: a line of the data becomes a chat, or a reason why it can't be one ──
+
+Json = dict[str, Any]  # an object: a row, a message, a tool
+Chat = list[Json]      # messages; the first one holds the row's tools, if there are any
+
+# A chat as letters, and the orders of speakers that can be trained: after a call's results the
+# assistant's turn goes on, and an answer or a call is last.
+LETTERS = {"system": "s", "user": "u", "assistant": "a", "calling assistant": "c", "tool": "t"}
+TURNS = re.compile("s?(u(ct+)*a)*u(ct+)*[ac]")
+SEEN = ("role", "content", "tool_calls", "tool_call_id", "name")  # what the chat template reads
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # three names for the same
+# Control tokens as people write them, of several models: worth a remark, if they're in the data
+FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
+
+
 def from_json(value: object) -> object:
-    """What a JSON text says; any other value, and a text that isn't JSON, as it is."""
+    """What a JSON text says. Any other value, and a text that isn't JSON, stays as it is."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value)
     except (ValueError, RecursionError):
         return value
 
+
 def is_tool(tool: object) -> bool:
-    """Has it a name, and as parameters, if any, a JSON schema? One that is a text is read."""
-    function = tool.get("function") if isinstance(tool, dict) else None
+    """Does a tool have a name, and a JSON schema, if anything, as parameters? A text is read."""
+    if not isinstance(tool, dict):
+        return False
+    function = tool.get("function")
     if not isinstance(function, dict) or not function.get("name"):
         return False
+
     schema = from_json(function.get("parameters") or {})
-    properties = (schema.get("properties") or {}) if isinstance(schema, dict) else None
+    if not isinstance(schema, dict):
+        return False
+    properties = schema.get("properties") or {}
     if not isinstance(properties, dict):
         return False
-    if schema:
+
+    if function.get("parameters"):
         function["parameters"] = schema
     return all(isinstance(inner, dict) for inner in properties.values())
 
-def calls_problem(chat: list[dict], tools: object) -> str:
-    """Why nobody could have called tools like this, or "". Arguments that are a text are read."""
+
+def tools_problem(tools: object) -> str:
+    """Why nobody could call these tools, or ""."""
     if not isinstance(tools, list):
         return "tools are not a list, or not JSON"
-    if not all(map(is_tool, tools)):
-        return "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
-    waiting = []
+    for tool in tools:
+        if not is_tool(tool):
+            return "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
+    return ""
+
+
+def is_call(call: Json) -> bool:
+    """Does a call have a name, and an object, if anything, as arguments? A text is read."""
+    function = call.get("function") or {}
+    arguments = from_json(function.get("arguments") or {})
+    function["arguments"] = arguments
+    return bool(function.get("name")) and isinstance(arguments, dict)
+
+
+def calls_problem(chat: Chat) -> str:
+    """Why a chat's calls and their results don't belong together, or ""."""
+    waiting: list[object] = []  # ids of calls that have no result yet
     for turn in chat:
         if turn["role"] == "tool":
-            if turn.get("tool_call_id") not in waiting:
+            answered = turn.get("tool_call_id")
+            if answered not in waiting:
                 return "a result without its call"
-            waiting.remove(turn.get("tool_call_id"))
+            waiting.remove(answered)
         elif waiting:
             return "a call without its result"
+
         for call in turn.get("tool_calls") or []:
-            function = call.get("function") or {}
-            function["arguments"] = from_json(function.get("arguments") or {})
-            if not (function.get("name") and isinstance(function["arguments"], dict)):
+            if not is_call(call):
                 return "a call is not {id: ..., function: {name: ..., arguments: JSON}}"
             waiting.append(call.get("id"))
     return ""
 
-def parse(line: str) -> tuple[dict, str]:
-    """(row, why its chat can't be trained on, or ""). The first message gets the row's tools."""
+
+def letter_of(turn: Json) -> str:
+    """Who speaks, as a letter of `TURNS`."""
+    speaker = turn["role"]
+    if turn.get("tool_calls"):
+        speaker = f"calling {speaker}"
+    return LETTERS[speaker]
+
+
+def turn_problem(turn: Json, letter: str) -> str:
+    """Why one message can't be trained on, or "". A content that is missing becomes "".
+
+    Only the row's tools are used. A message's own get a name under which they're printed as unused.
+    """
+    if "tools" in turn:
+        turn["tools of a message"] = turn.pop("tools")
+
+    turn["content"] = turn.get("content") or ""
+    is_empty = not turn["content"].strip()
+    if is_empty and letter not in "ct":  # a call needs no text, and a tool may return nothing
+        return "an empty text"
+
+    weights = {turn.get("weight"), turn.get("train")}
+    if not weights <= {None, 0, 1}:  # to Python, true is 1
+        return "a weight that is not 0 or 1"
+
+    for key in THOUGHTS:
+        if not isinstance(turn.get(key) or "", str):
+            return "a thought that is not text"
+    return ""
+
+
+def row_problem(row: Json) -> str:
+    """Why a row's chat can't be trained on, or "". The first message gets the row's tools."""
+    chat = row["messages"]
+    tools = from_json(row.get("tools")) or []
+    problem = tools_problem(tools) or calls_problem(chat)
+    if problem:
+        return problem
+
+    letters = "".join([letter_of(turn) for turn in chat])
+    if not TURNS.fullmatch(letters):
+        return "user and assistant do not take turns, up to an answer"
+    for turn, letter in zip(chat, letters, strict=True):
+        problem = turn_problem(turn, letter)
+        if problem:
+            return problem
+
+    json.dumps(row, ensure_ascii=False).encode()  # half a character raises an error here
+    if tools:
+        chat[0]["tools"] = tools
+    return ""
+
+
+def parse(line: str) -> tuple[Json, str]:
+    """(row, why its chat can't be trained on, or "") of a line."""
     try:
         row = json.loads(line)
-        chat = row["messages"]
-        tools = from_json(row.get("tools")) or []
-        if problem := calls_problem(chat, tools):
-            return row, problem
-        names = ["calling " * bool(turn.get("tool_calls")) + turn["role"] for turn in chat]
-        letters = "".join(SPEAKERS[name] for name in names if name != "tool")
-        if not TURNS.fullmatch(letters) or names[-1] == "tool":
-            return row, "user and assistant do not take turns, up to an answer"
-        for turn, name in zip(chat, names, strict=True):
-            turn["content"] = turn.get("content") or ""
-            if not turn["content"].strip() and name not in ("tool", "calling assistant"):
-                return row, "an empty text"
-            if not {turn.get("weight"), turn.get("train")} <= {None, 0, 1}:  # True is 1
-                return row, "a weight that is not 0 or 1"
-        json.dumps(row, ensure_ascii=False).encode()  # half a character raises an error here
-        if tools:
-            chat[0]["tools"] = tools
+        return row, row_problem(row)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "no object with messages that hold text"
-    return row, ""
 
-def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list, list]:
-    """(trained, held out) chats, parted by their first question's words; prints what isn't used."""
-    trained, held_out, counts = [], [], Counter()
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for line in filter(str.strip, lines):
+
+def unused_keys(row: Json, kept: bool) -> list[str]:
+    """Columns of a row, and keys of its messages, that hold something that nobody uses, sorted."""
+    used = {"tools", "weight", "train", *SEEN}
+    if kept:
+        used.update(THOUGHTS)
+
+    unused = set()
+    for column, value in row.items():
+        if value and column not in ("messages", "tools"):
+            unused.add(column)
+    for turn in row["messages"]:
+        for key, value in turn.items():
+            if value and key not in used:
+                unused.add(key)
+    return sorted(unused)
+
+
+def is_held_out(chat: Chat, share: float) -> bool:
+    """Is a chat held out? Its first question's words decide, by the same rule as in notebook 02."""
+    questions = [turn["content"] for turn in chat if turn["role"] == "user"]
+    first = questions[0].lower()
+    words = " ".join(re.findall(r"\w+|[^\w\s]", first))
+    digest = hashlib.sha256(words.encode()).hexdigest()
+    number = int(digest[:16], 16)  # as good as drawn from 0 to 2**64
+    return number < share * 2**64
+
+
+def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat], list[Chat]]:
+    """Read the data, and print what is left out of it and what isn't used of it.
+
+    Args:
+      path: a .jsonl or .jsonl.gz file.
+      share: of the first questions, whose chats are held out.
+      kept: are answers' thoughts trained, too?
+
+    Returns:
+      (trained chats, held-out chats), in the file's order.
+    """
+    trained: list[Chat] = []
+    held_out: list[Chat] = []
+    counts: Counter[str] = Counter()
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
             row, problem = parse(line)
             if problem:
                 counts[f"left out: {problem}"] += 1
                 continue
+
+            for key in unused_keys(row, kept):
+                counts[f"kept, but not used: {key}"] += 1
+            for tag in sorted(set(FOREIGN.findall(line))):
+                counts[f"kept, read as letters: {tag}"] += 1
             chat = row["messages"]
-            filled = {key for part in (row, *chat) for key in part if part[key]}
-            used = {"messages", "tools", "weight", "train", *SEEN, *THOUGHTS * kept}
-            counts.update(f"kept, but not used: {key}" for key in filled - used)
-            counts.update(f"kept, read as letters: {tag}" for tag in set(FOREIGN.findall(line)))
-            question = next(turn["content"] for turn in chat if turn["role"] == "user")
-            words = " ".join(re.findall(r"\w+|[^\w\s]", question.lower()))
-            number = int(hashlib.sha256(words.encode()).hexdigest()[:16], 16)
-            (held_out if number < share * 2**64 else trained).append(chat)  # as 02 chooses
+            side = held_out if is_held_out(chat, share) else trained
+            side.append(chat)
+
     for what, count in counts.items():
         print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
 
-def marked(value: Any, pattern: re.Pattern) -> Any:
-    """The same structure, with a mark in all that only spells a control token."""
+
+# ── Ids and masks: each answer is an example, behind the prompt that a server would send ──
+
+CALLS = re.compile(r"<\|tool_call>.*<tool_call\|>", re.S)
+MARK = "\ufdd0"  # one of Unicode's noncharacters: never in a text
+
+
+class Example(NamedTuple):
+    """A prompt and its answer."""
+
+    ids: list[int]
+    mask: list[int]  # 1 where an id is trained, which is the answer's; 0 in the prompt
+
+
+class ControlTokens(NamedTuple):
+    """The tokens that only a chat template may write, such as <turn|>."""
+
+    ids: dict[str, int]        # {spelling: id}
+    pattern: re.Pattern[str]   # finds their spellings in a text, as its group 1
+
+
+def control_tokens(tokenizer: Tokenizer) -> ControlTokens:
+    """The control tokens of a tokenizer."""
+    added = tokenizer.added_tokens_decoder.items()
+    ids = {token.content: number for number, token in added if token.special}
+    alternatives = "|".join(map(re.escape, ids))
+    return ControlTokens(ids, re.compile(f"({alternatives})"))
+
+
+def with_mark(match: re.Match[str]) -> str:
+    """A control token's spelling with a mark in it: letters that are no control token."""
+    spelling = match[0]
+    return spelling[0] + MARK + spelling[1:]
+
+
+def marked(value: Any, pattern: re.Pattern[str]) -> Any:
+    """The same structure, with a mark in every text that spells a control token.
+
+    The chat template adds the real ones afterwards, so `encode` can tell them apart.
+    """
     if isinstance(value, str):
-        return pattern.sub(lambda word: word[0][0] + MARK + word[0][1:], value)
-    if isinstance(value, dict):
-        return {marked(key, pattern): marked(inner, pattern) for key, inner in value.items()}
-    return [marked(inner, pattern) for inner in value] if isinstance(value, list) else value
+        return pattern.sub(with_mark, value)
+    if isinstance(value, list):
+        return [marked(inner, pattern) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    copy = {}
+    for key, inner in value.items():
+        copy[marked(key, pattern)] = marked(inner, pattern)
+    return copy
 
-def for_template(turn: dict, kept: bool) -> dict:
-    """What the chat template is to see of a message."""
+
+def encode(tokenizer: Tokenizer, control: ControlTokens, text: str) -> list[int]:
+    """The ids of a text that a template wrote. What people wrote in it stays letters."""
+    ids: list[int] = []
+    for piece in control.pattern.split(text):
+        if piece in control.ids:
+            ids.append(control.ids[piece])
+            continue
+        letters = piece.replace(MARK, "")
+        ids += tokenizer.encode(letters, add_special_tokens=False, split_special_tokens=True)
+    return ids
+
+
+def for_template(turn: Json, kept: bool) -> Json:
+    """What the chat template is to see of a message, with its thought as `reasoning` if kept."""
     seen = {key: turn[key] for key in SEEN if turn.get(key) is not None}
-    thoughts = [turn[key] for key in THOUGHTS if kept and turn.get(key)]
-    return seen | {"reasoning": thoughts[0]} if thoughts else seen
+    thoughts = [turn[key] for key in THOUGHTS if turn.get(key)]
+    if kept and thoughts:
+        seen["reasoning"] = thoughts[0]
+    return seen
 
-def answer_of(turn: dict, prompt: str, template: Callable) -> str:
-    """What the model writes after the prompt: thought, text, calls, and the token that ends it."""
+
+def answer_of(turn: Json, prompt: str, template: Callable[..., str]) -> str:
+    """What the model writes after the prompt: thought, text, calls, and the token that ends it.
+
+    Args:
+      turn: the answer, from `for_template`.
+      prompt: as the template wrote it. It may have opened the thought.
+      template: messages -> text.
+    """
     text = turn["content"]
-    if "reasoning" in turn:  # a template may have opened the thought
+    if "reasoning" in turn:
         is_open = prompt.rfind("<|channel>") > prompt.rfind("<channel|>")
         opening = "" if is_open else "<|channel>thought\n"
         text = f"{opening}{turn['reasoning']}\n<channel|>{text}"
     if not turn.get("tool_calls"):  # many files have an empty list in every answer
         return f"{text}<turn|>"
-    written = template([{"role": "user", "content": "x"}, turn | {"content": ""}])
+
+    question = {"role": "user", "content": "x"}
+    written = template([question, turn | {"content": ""}])
     calls = CALLS.findall(written)
     check(calls, "this chat template writes no calls of tools: take those rows out of your data")
     return f"{text}{calls[0]}<|tool_response>"  # here the model stops, and waits for the result
 
-def render(tokenizer: PreTrainedTokenizerBase, chats: list, length: int,
-           kept: bool = False) -> list[Example]:
-    """(ids, mask) of every answer behind the prompt that a server sends, if `length` has room."""
-    plain = {"add_special_tokens": False, "split_special_tokens": True}  # <turn|> stays letters
-    added = tokenizer.added_tokens_decoder.items()
-    control = {token.content: number for number, token in added if token.special}
-    pattern = re.compile(f"({'|'.join(map(re.escape, control))})")
+
+def is_trained(turn: Json) -> bool:
+    """Is a message an answer, and not one that is only read?"""
+    if turn["role"] != "assistant":
+        return False
+    return 0 not in (turn.get("weight"), turn.get("train"))  # to Python, false is 0
+
+
+def example_of(
+    tokenizer: Tokenizer, control: ControlTokens, turns: Chat, tools: list[Json] | None
+) -> Example:
+    """The last message as an answer, behind the prompt that a server makes of those before it.
+
+    Args:
+      tokenizer: of the base, with its chat template.
+      control: from `control_tokens`.
+      turns: from `for_template`.
+      tools: that the chat may call.
+    """
+    *before, answer = turns
     template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
-    def ids_of(text: str) -> list[int]:
-        ids: list[int] = []
-        for piece in pattern.split(text):
-            if piece in control:
-                ids.append(control[piece])
-            else:
-                ids.extend(tokenizer.encode(piece.replace(MARK, ""), **plain))
-        return ids
+    prompt = template(
+        before,
+        tools=tools,
+        add_generation_prompt=True,
+        enable_thinking="reasoning" in answer,
+    )
+    written = answer_of(answer, prompt, template)
+
+    prompt_ids = encode(tokenizer, control, prompt)
+    answer_ids = encode(tokenizer, control, written)
+    mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
+    return Example(prompt_ids + answer_ids, mask)
+
+
+def render(
+    tokenizer: Tokenizer, chats: list[Chat], length: int, kept: bool = False
+) -> list[Example]:
+    """Make an example of every trained answer. Prints how many have more than `length` tokens.
+
+    Args:
+      tokenizer: of the base, with its chat template.
+      chats: from `read_chats`.
+      length: the most tokens of an example.
+      kept: are answers' thoughts trained, too?
+    """
+    control = control_tokens(tokenizer)
     examples = []
-    for chat in marked(chats, pattern):
-        turns = [for_template(turn, kept) for turn in chat]
+    too_long = 0
+    for chat in chats:
+        marked_chat = marked(chat, control.pattern)
+        tools = marked_chat[0].get("tools")
+        turns = [for_template(turn, kept) for turn in marked_chat]
         for place, turn in enumerate(chat):
-            if turn["role"] != "assistant" or 0 in (turn.get("weight"), turn.get("train")):
+            if not is_trained(turn):
                 continue
-            text = template(turns[:place], tools=chat[0].get("tools"), add_generation_prompt=True,
-                            enable_thinking="reasoning" in turns[place])
-            prompt, answer = ids_of(text), ids_of(answer_of(turns[place], text, template))
-            examples.append((prompt + answer, [0] * len(prompt) + [1] * len(answer)))
-    fitting = [example for example in examples if len(example[0]) <= length]
-    print(f"{len(fitting)} answers; {len(examples) - len(fitting)} more are too long", flush=True)
-    return fitting
+            example = example_of(tokenizer, control, turns[:place + 1], tools)
+            if len(example.ids) <= length:
+                examples.append(example)
+            else:
+                too_long += 1
+    print(f"{len(examples)} answers; {too_long} more are too long", flush=True)
+    return examples
+
+
+# ── Packing: a row holds several examples, and none of them sees another ──
+
+OPEN_ROWS = 64  # so many rows are looked through for room
+
+
+def row_with_room(rows: list[np.ndarray], size: int) -> np.ndarray | None:
+    """The first of the last rows that has room for `size` more tokens, or None."""
+    for row in rows[-OPEN_ROWS:]:
+        used = np.count_nonzero(row[2])
+        if used + size <= row.shape[1]:
+            return row
+    return None
+
 
 def pack(examples: list[Example], length: int, multiple: int) -> np.ndarray:
-    """int32 [rows, 4, T]: tokens, mask, segment (1, 2, ...; 0 is padding), position in it."""
-    rows = []
+    """Put examples into rows.
+
+    Args:
+      examples: none longer than `length`.
+      length: T, the tokens of a row.
+      multiple: empty rows are added until this divides their number.
+
+    Returns:
+      int32 [rows, 4, T]: tokens, mask, segment (1, 2, ...; 0 is padding), position in the segment.
+    """
+    rows: list[np.ndarray] = []
     for ids, mask in examples:
-        roomy = (row for row in rows[-64:] if np.count_nonzero(row[2]) + len(ids) <= length)
-        row = next(roomy, None)
+        row = row_with_room(rows, len(ids))
         if row is None:
             row = np.zeros((4, length), np.int32)
             rows.append(row)
-        used = np.count_nonzero(row[2])
-        segment = [row[2].max() + 1] * len(ids)
-        row[:, used:used + len(ids)] = ids, mask, segment, range(len(ids))
-    rows += [np.zeros((4, length), np.int32)] * (-len(rows) % multiple)
-    return np.array(rows, np.int32).reshape(-1, 4, length)
+        segments = row[2]
+        start = np.count_nonzero(segments)
+        end = start + len(ids)
+        segment = segments.max() + 1
+        row[0, start:end] = ids
+        row[1, start:end] = mask
+        row[2, start:end] = segment
+        row[3, start:end] = range(len(ids))
+
+    while len(rows) % multiple:
+        rows.append(np.zeros((4, length), np.int32))
+    return np.array(rows, np.int32).reshape(-1, 4, length)  # of no rows, too
+
 
 # ── Model: Tunix's Gemma 4, cut over the mesh, an adapter beside every matrix of a layer ──
+
+# What Tunix 0.1.7 computes, whatever a config.json asks for: {key: the values that mean that}
+COMPUTED: dict[str, list[Any]] = {
+    "model_type": ["gemma4_text", "gemma4_unified_text"],
+    "hidden_activation": ["gelu_pytorch_tanh"],
+    "rms_norm_eps": [1e-6],
+    "tie_word_embeddings": [True],
+    "enable_moe_block": [False],
+    "per_layer_config": [None],
+    "use_bidirectional_attention": [None, "vision"],
+    "sliding_attention": [{
+        "rope_type": "default",
+        "rope_theta": 1e4,
+    }],
+    "full_attention": [{
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+    }],
+}
+# {field of Tunix's ModelConfig: the key of a config.json that holds the same}
+RENAMED = {
+    "num_embed": "vocab_size",
+    "embed_dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "num_global_kv_heads": "num_global_key_value_heads",
+    "head_dim": "head_dim",
+    "global_key_size": "global_head_dim",
+    "sliding_window_size": "sliding_window",
+    "final_logit_softcap": "final_logit_softcapping",
+    "k_eq_v_global": "attention_k_eq_v",
+}
+TOWERS = (  # what tensors of images and sound begin with; nobody loads those
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+    "model.vision_embedder.",  # of the 12B
+)
+FULL = gemma4.AttentionType.GLOBAL
+SLIDING = gemma4.AttentionType.LOCAL_SLIDING
+
+
 def files_of(folder: Path) -> list[Path]:
-    """The base's files, decided once: what is loaded, copied and merged is one set of weights."""
+    """The base's files, decided once: what is loaded, copied and merged is one set of weights.
+
+    Stops if tensor files that the index names are missing, or if others stand beside them.
+    """
     names = {"model.safetensors"}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = from_json(index.read_text("utf-8", "replace"))
-        places = shards.get("weight_map", {}) if isinstance(shards, dict) else {}
-        check(places and isinstance(places, dict), f"{index} has no weight_map: download it again")
+        places = shards.get("weight_map") if isinstance(shards, dict) else None
+        if not isinstance(places, dict):
+            places = {}
+        check(places, f"{index} has no weight_map: download it again")
         names = set(map(str, places.values()))
-    odd = names ^ {path.name for path in folder.glob("*.safetensors")}
-    check(not odd, f"{folder}: {sorted(odd)} missing, or beside the model's own {sorted(names)}")
+
+    present = {path.name for path in folder.glob("*.safetensors")}
+    odd = sorted(names ^ present)
+    check(not odd, f"{folder}: {odd} missing, or beside the model's own {sorted(names)}")
+
     small = (".json", ".jinja", ".model", ".txt")
     return sorted(path for path in folder.iterdir() if path.name in names or path.suffix in small)
 
-def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, jax.sharding.Mesh]:
-    """(model, mesh) of a Hugging Face folder: tp cuts heads and MLPs, fsdp rows and weights."""
-    text = from_json((folder / "config.json").read_text("utf-8", "replace"))
-    text = text.get("text_config", text) if isinstance(text, dict) else {}
-    text = text if isinstance(text, dict) else {}
+
+def read_config(folder: Path) -> Json:
+    """What the base's config.json says of the language model.
+
+    Stops if it says nothing of layers, or asks for something that Tunix doesn't compute.
+    """
+    path = folder / "config.json"
+    text = from_json(path.read_text("utf-8", "replace"))
+    if isinstance(text, dict):
+        text = text.get("text_config", text)
+    if not isinstance(text, dict):
+        text = {}
     rope = text.get("rope_parameters") or {}
-    described = isinstance(rope, dict) and isinstance(text.get("layer_types"), list)
-    check(described, f"{folder}/config.json describes no layers of a Gemma 4: download it again")
+    layers = text.get("layer_types")
+    described = isinstance(rope, dict) and isinstance(layers, list) and len(layers) > 0
+    check(described, f"{path} describes no layers of a Gemma 4: download it again")
+
     asked = text | rope
-    odd = {key: asked[key] for key in MUST if key in asked and asked[key] not in MUST[key]}
-    check(not odd, f"{folder}/config.json asks for {odd}, and Tunix computes something else")
-    full, sliding = gemma4.AttentionType.GLOBAL, gemma4.AttentionType.LOCAL_SLIDING
-    kinds = tuple(full if name == "full_attention" else sliding for name in text["layer_types"])
-    shared = text.get("num_kv_shared_layers") or 0  # the last layers of E2B and E4B reuse K and V
-    fits = not shared or kinds[:-shared][-2:] == (sliding, full)  # those whose K and V Tunix shares
-    check(fits, f"{folder}: the layers before those that share K and V are not sliding, full")
-    wide = 2 * text["intermediate_size"] if shared and text.get("use_double_wide_mlp") else None
-    config = gemma4.ModelConfig(
-        **{name: text.get(key) for name, key in RENAMED.items()},
-        num_layers=len(kinds), attention_pattern=kinds,
+    odd = {}
+    for key, values in COMPUTED.items():
+        if key in asked and asked[key] not in values:
+            odd[key] = asked[key]
+    check(not odd, f"{path} asks for {odd}, and Tunix computes something else")
+    return text
+
+
+def model_config(folder: Path, text: Json, dtype: str) -> gemma4.ModelConfig:
+    """A config.json in Tunix's words.
+
+    Args:
+      folder: the base's, to name it in a message.
+      text: from `read_config`.
+      dtype: of weights and arithmetic.
+    """
+    kinds = [FULL if name == "full_attention" else SLIDING for name in text["layer_types"]]
+
+    # The last layers of E2B and E4B share the keys and values of the two layers before them.
+    shared = text.get("num_kv_shared_layers") or 0
+    wide = None
+    if shared:
+        before = kinds[:-shared]
+        fits = before[-2:] == [SLIDING, FULL]  # the two whose keys and values Tunix shares
+        check(fits, f"{folder}: the layers before those that share K and V are not sliding, full")
+        if text.get("use_double_wide_mlp"):
+            wide = 2 * text["intermediate_size"]
+
+    renamed = {field: text.get(key) for field, key in RENAMED.items()}
+    return gemma4.ModelConfig(
+        **renamed,
+        num_layers=len(kinds),
+        attention_pattern=tuple(kinds),
         frac_shared_layers=max(0, shared - 0.25) / len(kinds),  # Tunix rounds the others' number
         per_layer_input_dim=text.get("hidden_size_per_layer_input") or 0,
-        override_kv_shared_ffw_hidden=wide, dtype=jnp.dtype(dtype), param_dtype=jnp.dtype(dtype))
-    tp = math.gcd(config.num_kv_heads, config.num_global_kv_heads or 0, jax.device_count())
-    mesh = jax.make_mesh((jax.device_count() // tp, tp), ("fsdp", "tp"),
-                         axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    held, dtypes = 0, set()
+        override_kv_shared_ffw_hidden=wide,
+        dtype=jnp.dtype(dtype),
+        param_dtype=jnp.dtype(dtype),
+    )
+
+
+def make_mesh(config: gemma4.ModelConfig) -> Mesh:
+    """All chips, as [fsdp, tp]: tp cuts heads and MLPs, fsdp cuts rows and weights."""
+    chips = jax.device_count()
+    tp = math.gcd(config.num_kv_heads, config.num_global_kv_heads or 0, chips)
+    shape = (chips // tp, tp)
+    kinds = (AxisType.Auto, AxisType.Auto)
+    return jax.make_mesh(shape, ("fsdp", "tp"), axis_types=kinds)
+
+
+def held_numbers(folder: Path) -> tuple[int, set[str]]:
+    """(how many numbers of the language model its files hold, the dtypes of all their tensors)."""
+    count = 0
+    dtypes = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "np") as file:
             for name in file.keys():
                 tensor = file.get_slice(name)
                 dtypes.add(tensor.get_dtype())
-                held += 0 if name.startswith(TOWERS) else math.prod(tensor.get_shape())
-    model = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=nnx.Rngs(0)))
-    wanted = sum(array.size for array in jax.tree.leaves(nnx.state(model)))
+                if not name.startswith(TOWERS):
+                    count += math.prod(tensor.get_shape())
+    return count, dtypes
+
+
+def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, Mesh]:
+    """Load the language model of a Hugging Face folder onto all chips.
+
+    Args:
+      folder: the base's.
+      dtype: of weights and arithmetic, "bfloat16" or "float32".
+
+    Stops if config.json doesn't fit Tunix, or if the files don't hold what it describes.
+    """
+    text = read_config(folder)
+    config = model_config(folder, text, dtype)
+    mesh = make_mesh(config)
+
+    held, dtypes = held_numbers(folder)
+    empty = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=nnx.Rngs(0)))
+    arrays = jax.tree.leaves(nnx.state(empty))
+    wanted = sum(array.size for array in arrays)
     check(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
           f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
+
     mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
     model = create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode)
     if config.per_layer_input_dim:  # E2B, E4B: a TPU would lay this table out so that loops copy it
         table = model.embedder.per_layer_input_embedding
-        layout = Format(Layout((0, 1, 2)), table.get_value().sharding)
-        table.set_value(jax.device_put(table.get_value(), layout))
+        array = table.get_value()
+        by_rows = Format(Layout((0, 1, 2)), array.sharding)
+        table.set_value(jax.device_put(array, by_rows))
     return model, mesh
 
-def add_lora(model: nnx.Module, mesh: jax.sharding.Mesh, rank: int, alpha: float,
-             seed: int) -> tuple[nnx.Module, nnx.State, nnx.State]:
-    """(model, adapters, frozen weights). A is uniform (Kaiming He), B zero: nothing changes."""
-    draw, rows = jax.nn.initializers.he_uniform(), mesh.shape["fsdp"]
+
+class Lora(NamedTuple):
+    """A model with adapters, and its arrays by what becomes of them."""
+
+    model: nnx.Module
+    adapters: nnx.State  # trained
+    frozen: nnx.State    # the base's weights
+
+
+def add_lora(model: nnx.Module, mesh: Mesh, rank: int, alpha: float, seed: int) -> Lora:
+    """Put adapters A and B, in float32, beside every matrix of a layer.
+
+    A is drawn uniformly (Kaiming He) and B is zero, so at first nothing changes.
+    """
+    draw = jax.nn.initializers.he_uniform()
     provider = qwix.LoraProvider(
-        module_path=".*(_einsum|gate_proj|up_proj|down_proj)", rank=rank, alpha=alpha, dropout=0.0,
+        module_path=".*(_einsum|gate_proj|up_proj|down_proj)",
+        rank=rank,
+        alpha=alpha,
+        dropout=0.0,
         lora_a_initializer=lambda key, shape, dtype: draw(key, shape, "float32"),
-        lora_b_initializer=lambda key, shape, dtype: jnp.zeros(shape, "float32"))
-    with mesh:  # Qwix finds the matrices by running the model, here on two tokens
+        lora_b_initializer=lambda key, shape, dtype: jnp.zeros(shape, "float32"),
+    )
+    rows = mesh.shape["fsdp"]
+    tokens = jnp.ones((rows, 2), jnp.int32)
+    positions = jnp.tile(jnp.arange(2), (rows, 1))
+    sees = jnp.ones((rows, 2, 2), bool)
+    with mesh:  # Qwix finds the matrices by running the model, here on two tokens a row
         model = qwix.apply_lora_to_model(
-            model, provider, jnp.ones((rows, 2), jnp.int32), jnp.tile(jnp.arange(2), (rows, 1)),
-            attention_mask=jnp.ones((rows, 2, 2), bool), rngs=nnx.Rngs(seed))
+            model,
+            provider,
+            tokens,
+            positions,
+            attention_mask=sees,
+            rngs=nnx.Rngs(seed),
+        )
     model.config.remat_config = gemma4.RematConfig.BLOCK  # compute again instead of storing
     _, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
-    return model, adapters, frozen
+    return Lora(model, adapters, frozen)
 
-# ── Loss and step: every trained token counts the same, whatever row it stands in ──
-def make_steps(model: nnx.Module, optimizer: optax.GradientTransformation, places: int) -> tuple:
-    """(train, evaluate), compiled, for rows of at most `places` trained tokens."""
-    dtype, cap = model.config.dtype, model.config.final_logit_softcap
-    model.config.final_logit_softcap = None  # below, on the logits that are needed
+
+# ── Step: every trained token counts the same, whatever row it stands in ──
+
+Array: TypeAlias = jax.Array
+CHUNK = 1024  # so many tokens of a row get their logits at once
+
+
+def cross_entropies(
+    model: nnx.Module, hidden: Array, tokens: Array, picked: Array, cap: float | None
+) -> Array:
+    """The losses at some places of each row.
+
+    Args:
+      model: knows the embedding, which makes logits of hidden states.
+      hidden: [B, T, width], the last layer's.
+      tokens: int [B, T].
+      picked: int [B, some]: at place t, the token at t + 1 is due.
+      cap: of the logits; None if they have none.
+
+    Returns:
+      float32 [B, some], in nats.
+    """
+    near = jnp.take_along_axis(hidden, picked[..., None], axis=1)
+    logits = gemma4.Embedder.decode(model.embedder, near).astype(jnp.float32)
+    if cap:
+        logits = jnp.tanh(logits / cap) * cap
+    due = jnp.take_along_axis(tokens, picked + 1, axis=1)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, due)
+
+
+def make_loss(model: nnx.Module, places: int) -> Callable[..., tuple[Array, Array]]:
+    """Make (adapters, frozen weights, rows [B, 4, T]) -> (summed loss in nats, trained tokens).
+
+    Args:
+      model: from `add_lora`. From here on it caps no logits: the loss does, where it needs them.
+      places: so many tokens of a row get a loss, at least as many as are trained in any row.
+    """
+    dtype = model.config.dtype
+    cap = model.config.final_logit_softcap
+    model.config.final_logit_softcap = None
     graph = nnx.graphdef(model)
-    def evaluate(adapters, frozen, rows):  # [B, 4, T] -> summed loss, trained tokens
+
+    def loss_of(adapters: nnx.State, frozen: nnx.State, rows: Array) -> tuple[Array, Array]:
         tokens, mask, segments, positions = jnp.moveaxis(rows, 1, 0)  # each [B, T]
-        model = nnx.merge(graph, jax.tree.map(lambda a: a.astype(dtype), adapters), frozen)
-        model.embedder.decode = lambda x: x  # all logits would be the largest array of all
-        sees = jnp.tril(segments[:, :, None] == segments[:, None, :])  # its own example's past
+        rounded = jax.tree.map(lambda array: array.astype(dtype), adapters)
+        model = nnx.merge(graph, rounded, frozen)
+        model.embedder.decode = lambda hidden: hidden  # no logits: of all places they'd be huge
+        same_example = segments[:, :, None] == segments[:, None, :]
+        sees = jnp.tril(same_example)  # [B, T, T]: its own example's past
         hidden, _ = model(tokens, positions, None, sees)
-        weight, at = jax.lax.top_k(mask[:, 1:], places)  # at t the token at t + 1 is due
-        @jax.checkpoint  # logits are the largest arrays: forgotten, and computed again backwards
-        def losses(picked):  # [B, some of them] -> their cross-entropies
-            near = jnp.take_along_axis(hidden.astype(dtype), picked[..., None], axis=1)
-            logits = gemma4.Embedder.decode(model.embedder, near).astype(jnp.float32)
-            logits = jnp.tanh(logits / cap) * cap if cap else logits
-            due = jnp.take_along_axis(tokens, picked + 1, axis=1)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, due)
-        parts = [losses(at[:, start:start + 1024]) for start in range(0, places, 1024)]
-        loss = jnp.concatenate(parts, axis=1)
-        return jnp.sum(loss * weight), jnp.sum(weight)
-    def train(adapters, moments, frozen, batch):  # [M, B, 4, T] -> ..., mean loss
-        def add(total, rows):
-            more = jax.value_and_grad(evaluate, has_aux=True)(adapters, frozen, rows)
+
+        @jax.checkpoint  # logits are forgotten, and computed again on the way back
+        def losses_at(picked: Array) -> Array:
+            return cross_entropies(model, hidden.astype(dtype), tokens, picked, cap)
+
+        weight, due_next = jax.lax.top_k(mask[:, 1:], places)  # at t the token at t + 1 is due
+        parts = []
+        for start in range(0, places, CHUNK):
+            parts.append(losses_at(due_next[:, start:start + CHUNK]))
+        losses = jnp.concatenate(parts, axis=1)
+        return jnp.sum(losses * weight), jnp.sum(weight)
+
+    return loss_of
+
+
+def make_steps(
+    model: nnx.Module, optimizer: optax.GradientTransformation, places: int
+) -> tuple[Callable, Callable]:
+    """Make the two compiled programs of a run, for rows of at most `places` trained tokens.
+
+    Returns:
+      train: (adapters, Adam's moments, frozen weights, batch [M, B, 4, T]) -> (adapters, moments,
+        mean loss in nats a trained token, norm of the gradient). The first two are consumed.
+      evaluate: (adapters, frozen weights, rows [B, 4, T]) -> (summed loss, trained tokens).
+    """
+    evaluate = make_loss(model, places)
+    with_gradient = jax.value_and_grad(evaluate, has_aux=True)
+
+    def train(adapters: nnx.State, moments: Any, frozen: nnx.State, batch: Array) -> tuple:
+        def add(total: Any, rows: Array) -> tuple[Any, None]:
+            more = with_gradient(adapters, frozen, rows)
             return jax.tree.map(jnp.add, total, more), None
-        zero = ((0.0, 0), jax.tree.map(jnp.zeros_like, adapters))
-        ((loss, tokens), gradients), _ = jax.lax.scan(add, zero, batch)
-        gradients = jax.tree.map(lambda array: array / tokens, gradients)
-        updates, moments = optimizer.update(gradients, moments, adapters)
+
+        no_gradient = jax.tree.map(jnp.zeros_like, adapters)
+        nothing = ((0.0, 0), no_gradient)  # ((loss, tokens), gradient)
+        ((loss, tokens), gradient), _ = jax.lax.scan(add, nothing, batch)
+        gradient = jax.tree.map(lambda array: array / tokens, gradient)
+        updates, moments = optimizer.update(gradient, moments, adapters)
         adapters = optax.apply_updates(adapters, updates)
-        return adapters, moments, loss / tokens, optax.global_norm(gradients)
+        return adapters, moments, loss / tokens, optax.global_norm(gradient)
+
     return jax.jit(train, donate_argnums=(0, 1)), jax.jit(evaluate)
 
-# ── Checkpoints and merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
+
+# ── Loop: steps in a drawn order, and checkpoints to go on from ──
+
+OURS = "[0-9]*.*.safetensors"  # checkpoints, as `save` names them
+
+
 def sha256_of(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal."""
+    """The hash of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-def save(folder: Path, step: int, state: tuple) -> None:
-    """Write STEP.SHA256.safetensors, whole or not at all; the newest two are kept."""
-    arrays = {str(n): np.asarray(array) for n, array in enumerate(jax.tree.leaves(state))}
-    save_file(arrays, folder / "partial")
-    (folder / "partial").rename(folder / f"{step:07}.{sha256_of(folder / 'partial')}.safetensors")
-    for old in sorted(folder.glob(OURS))[:-2]:
+
+def save(folder: Path, step: int, state: Any) -> None:
+    """Write STEP.SHA256.safetensors, whole or not at all. The newest two are kept."""
+    arrays = {}
+    for number, array in enumerate(jax.tree.leaves(state)):
+        arrays[str(number)] = np.asarray(array)
+    partial = folder / "partial"
+    save_file(arrays, partial)
+    digest = sha256_of(partial)
+    partial.rename(folder / f"{step:07}.{digest}.safetensors")
+
+    checkpoints = sorted(folder.glob(OURS))
+    for old in checkpoints[:-2]:
         old.unlink()
 
-def restore(folder: Path, state: tuple) -> tuple[int, tuple]:
-    """(step, state) of the newest whole checkpoint; damaged ones are renamed and left aside."""
+
+def restore(folder: Path, state: Any) -> tuple[int, Any]:
+    """(step, state) of the newest whole checkpoint; (0, state) if there's none.
+
+    Args:
+      folder: of the checkpoints. Damaged ones are renamed and left aside.
+      state: arrays of the same shapes; they're placed on the same chips.
+    """
     for path in sorted(folder.glob(OURS), reverse=True):
         step, digest, _ = path.name.split(".")
-        if digest == sha256_of(path):
-            arrays = load_file(path)
-            old, tree = jax.tree.flatten(state)
-            leaves = [jax.device_put(arrays[str(n)], leaf.sharding) for n, leaf in enumerate(old)]
-            return int(step), jax.tree.unflatten(tree, leaves)
-        print(f"checkpoint {step} is left aside: its bytes have changed", flush=True)
-        path.rename(path.with_suffix(".damaged"))
+        if digest != sha256_of(path):
+            print(f"checkpoint {step} is left aside: its bytes have changed", flush=True)
+            path.rename(path.with_suffix(".damaged"))
+            continue
+
+        arrays = load_file(path)
+        old, tree = jax.tree.flatten(state)
+        new = []
+        for number, leaf in enumerate(old):
+            new.append(jax.device_put(arrays[str(number)], leaf.sharding))
+        return int(step), jax.tree.unflatten(tree, new)
     return 0, state
 
-def factors(path: str, a: np.ndarray, b: np.ndarray) -> dict[str, tuple]:
-    """{Hugging Face matrix: (A [in, r], B [r, out])} of one Tunix module."""
-    block, kind = path.replace(".attn.", ".self_attn.").rsplit(".", 1)
-    if kind in ("kv_einsum", "k_einsum"):  # B [r, 2, K, H]; [r, K, H] where the values are the keys
-        two = {"k": b[:, 0], "v": b[:, 1]} if kind == "kv_einsum" else {"k": b, "v": b}
-        return {f"{block}.{kv}_proj": (a, part.reshape(len(b), -1)) for kv, part in two.items()}
-    name = {"attn_vec_einsum": "o_proj"}.get(kind, kind.replace("_einsum", "_proj"))
-    return {f"{block}.{name}": (a.reshape(-1, len(b)), b.reshape(len(b), -1))}
 
-def export(folder: Path, files: list[Path], pairs: dict, cfg: argparse.Namespace) -> None:
-    """Write adapter/ as PEFT stores it, and merged/: the base's files with the adapters added."""
-    plan, adapter = {}, {}
-    for path, (a, b) in pairs.items():
-        plan |= factors(f"model.language_model.{path}", a, b)
-    for name, (a, b) in plan.items():
-        adapter[f"base_model.model.{name}.lora_A.weight"] = a.T.copy()
-        adapter[f"base_model.model.{name}.lora_B.weight"] = b.T.copy()
-    for name in ("adapter", "merged"):
-        (folder / name).mkdir(parents=True)
-    save_file(adapter, folder / "adapter" / "adapter_model.safetensors", {"format": "pt"})
-    (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": cfg.rank, "lora_alpha": cfg.alpha,
-        "base_model_name_or_path": str(cfg.model), "target_modules": r"model\.(language_model\.)?"
-        r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"}))
-    for file in files:
-        if file.suffix != ".safetensors":
-            shutil.copyfile(file, folder / "merged" / file.name)
-            continue
-        tensors = load_file(file)  # in their own dtypes
-        for name in [name for name in plan if f"{name}.weight" in tensors]:
-            delta = jnp.einsum("ir,ro->oi", *plan.pop(name), precision="highest")
-            old = tensors[f"{name}.weight"]
-            new = jnp.asarray(old) + cfg.alpha / cfg.rank * delta
-            tensors[f"{name}.weight"] = np.asarray(new.astype(old.dtype))
-        save_file(tensors, folder / "merged" / file.name, {"format": "pt"})
-    assert all(name.endswith("v_proj") for name in plan), f"no place for {sorted(plan)[:3]}"
+class Plan(NamedTuple):
+    """What a run trains on and is measured by."""
 
-# ── The run ──
-def claim(cfg: argparse.Namespace, files: list[Path]) -> str:
-    """What decides the result: settings, and the files' hashes. Refuse an OUT of something else."""
-    lines = [f"{name}: {value}" for name, value in vars(cfg).items() if not isinstance(value, Path)]
-    for path in (cfg.data, *files):
-        lines.append(f"{'data' if path == cfg.data else path.name}: {sha256_of(path)}")
-    note = cfg.out / "recipe.txt"
-    if note.exists():
-        odd = sorted(set(lines) ^ set(note.read_text("utf-8").splitlines()))
-        check(not odd, f"{note} is of another recipe, data or base ({odd}): choose another --out")
-    else:
-        own = [path.name for path in cfg.out.iterdir() if path.is_dir()]
-        check(not own, f"{cfg.out} has {own}, and no recipe.txt: choose another --out")
-    return "\n".join(lines)
+    answers: int          # that are trained
+    rows: np.ndarray      # int32 [rows, 4, T], from `pack`
+    order: np.ndarray     # int [steps, M, B]: which rows make a step
+    held_out: np.ndarray  # int32 [micro-batches, B, 4, T]; there may be none
+    most_trained: int     # tokens in a row; of those held out, too
 
-def run(cfg: argparse.Namespace) -> None:
-    """Train from where OUT stands, and write what OUT is to get, while nobody else writes there."""
-    check(cfg.data.is_file(), f"{cfg.data} is no file")  # before a base is downloaded
-    for name in ("rank", "sequence_length", "rows_per_step", "every"):
-        check(getattr(cfg, name) > 0, f"--{name} {getattr(cfg, name)} is not a number from 1 on")
-    check(cfg.dtype in ("bfloat16", "float32"), f"--dtype {cfg.dtype}: bfloat16 or float32")
-    base = cfg.model if cfg.model.is_dir() else Path(snapshot_download(str(cfg.model)))
-    files = files_of(base)
-    recipe = claim(cfg, files)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    check(tokenizer.chat_template, f"{base} has no chat template: take its -it model")
+
+def make_plan(
+    cfg: Settings, trained: list[Example], held_out: list[Example], at_once: int
+) -> Plan:
+    """Pack the examples, after shuffling the trained ones, and draw the order of the rows.
+
+    Args:
+      cfg: the settings.
+      trained, held_out: from `read_examples`.
+      at_once: B, the rows of a micro-batch.
+    """
+    generator = np.random.default_rng(cfg.seed)
+    generator.shuffle(trained)
     length = cfg.sequence_length
-    kept = cfg.reasoning == "kept"
-    check(kept or cfg.reasoning == "stripped", f"--reasoning {cfg.reasoning}: stripped or kept")
-    chats = read_chats(cfg.data, cfg.validation, kept)
-    sides = [render(tokenizer, side, length, kept) for side in chats]
-    check(sides[0], f"{cfg.data}: no answer to train within --sequence_length {length}")
-    model, mesh = load_model(base, cfg.dtype)
-    model, adapters, frozen = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)
-    draw, at_once = np.random.default_rng(cfg.seed), mesh.shape["fsdp"]  # rows of a micro-batch
-    draw.shuffle(sides[0])
-    rows, held_out = (pack(side, length, at_once) for side in sides)
-    count, per_step = len(rows), max(1, cfg.rows_per_step // at_once) * at_once
+    rows = pack(trained, length, at_once)
+    held_out_rows = pack(held_out, length, at_once)
+    masks = np.concatenate([rows[:, 1], held_out_rows[:, 1]])
+
+    count = len(rows)
+    per_step = max(1, cfg.rows_per_step // at_once) * at_once
     steps = max(1, round(cfg.epochs * count / per_step))
-    passes = [draw.permutation(count) for _ in range(math.ceil(steps * per_step / count))]
-    order = np.concatenate(passes)[:steps * per_step].reshape(steps, -1, at_once)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, cfg.learning_rate, min(cfg.warmup_steps, steps // 2), steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(cfg.max_grad_norm),
-                            optax.adamw(schedule, weight_decay=cfg.weight_decay))
-    places = max(int(part[:, 1].sum(axis=-1).max(initial=0)) for part in (held_out, rows))
-    train, evaluate = make_steps(model, optimizer, places)
-    split = jax.NamedSharding(mesh, jax.P(None, "fsdp"))  # of batches [M, B, 4, T]
-    exam = jax.device_put(held_out.reshape(-1, at_once, *held_out.shape[1:]), split)
-    (cfg.out / "recipe.part").write_text(recipe, "utf-8")
-    (cfg.out / "recipe.part").rename(cfg.out / "recipe.txt")
-    checkpoints = cfg.out / "checkpoints"
-    checkpoints.mkdir(exist_ok=True)
+    passes = math.ceil(steps * per_step / count)
+    order = np.concatenate([generator.permutation(count) for _ in range(passes)])
+    order = order[:steps * per_step]
+    return Plan(
+        answers=len(trained),
+        rows=rows,
+        order=order.reshape(steps, -1, at_once),
+        held_out=held_out_rows.reshape(-1, at_once, 4, length),
+        most_trained=int(masks.sum(axis=-1).max()),
+    )
+
+
+def make_optimizer(cfg: Settings, steps: int) -> optax.GradientTransformation:
+    """AdamW behind a limit on the gradient's length. The rate warms up, then falls to zero."""
+    warmup = min(cfg.warmup_steps, steps // 2)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, warmup, steps)
+    clip = optax.clip_by_global_norm(cfg.max_grad_norm)
+    adam = optax.adamw(schedule, weight_decay=cfg.weight_decay)
+    return optax.chain(clip, adam)
+
+
+def start(
+    cfg: Settings, adapters: nnx.State, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> tuple[int, Any]:
+    """(steps that are done, (adapters, Adam's moments)), new or of the newest whole checkpoint."""
+    folder = cfg.out / "checkpoints"
+    folder.mkdir(exist_ok=True)
     state = (adapters, optimizer.init(adapters))
-    state = jax.device_put(state, nnx.get_named_sharding(state, mesh))  # Adam's counter, too
-    done, state = restore(checkpoints, state)
-    print(f"{len(sides[0])} answers in {count} rows, steps {done + 1} to {steps}", flush=True)
+    sharding = nnx.get_named_sharding(state, mesh)
+    state = jax.device_put(state, sharding)  # all chips hold Adam's counter, too
+    return restore(folder, state)
+
+
+def held_out_loss(
+    evaluate: Callable, adapters: nnx.State, frozen: nnx.State, exam: Array
+) -> float:
+    """In nats a trained token, over all micro-batches of `exam` [micro-batches, B, 4, T]."""
+    total = 0.0
+    tokens = 0
+    for rows in exam:
+        loss, count = evaluate(adapters, frozen, rows)
+        total += float(loss)
+        tokens += int(count)
+    return total / tokens
+
+
+def train_adapters(cfg: Settings, plan: Plan, lora: Lora, mesh: Mesh) -> nnx.State:
+    """The adapters after all steps. Goes on from a checkpoint, prints losses, writes checkpoints.
+
+    Stops if a gradient isn't finite.
+    """
+    steps = len(plan.order)
+    optimizer = make_optimizer(cfg, steps)
+    train, evaluate = make_steps(lora.model, optimizer, plan.most_trained)
+    over_chips = PartitionSpec(None, "fsdp")  # of batches [M, B, 4, T]
+    split = NamedSharding(mesh, over_chips)
+    exam = jax.device_put(plan.held_out, split)
+    done, (adapters, moments) = start(cfg, lora.adapters, optimizer, mesh)
+
+    todo = f"steps {done + 1} to {steps}"
+    print(f"{plan.answers} answers in {len(plan.rows)} rows, {todo}", flush=True)
     with mesh:
         for step in range(done + 1, steps + 1):
-            batch = jax.device_put(rows[order[step - 1]], split)
-            *state, loss, norm = train(*state, frozen, batch)
+            drawn = plan.order[step - 1]
+            rows = plan.rows[drawn]
+            batch = jax.device_put(rows, split)
+            adapters, moments, loss, norm = train(adapters, moments, lora.frozen, batch)
             losses = {"loss": float(loss)}
             check(jnp.isfinite(norm), f"step {step}: {losses}, gradient {norm}: lower the rate")
-            pause = step % cfg.every == 0 or step == steps
+
+            is_last = step == steps
+            pause = is_last or step % cfg.every == 0
             if pause and exam.size:
-                total, tokens = np.sum([evaluate(state[0], frozen, part) for part in exam], axis=0)
-                losses["held-out loss"] = float(total / tokens)
+                losses["held-out loss"] = held_out_loss(evaluate, adapters, lora.frozen, exam)
             print(f"step {step}/{steps}", losses, flush=True)
             if pause:
-                save(checkpoints, step, state)
-    pairs, partial = {}, cfg.out / "partial"
-    for path, variable in nnx.to_flat_state(state[0]):  # lora_a, then lora_b of each module
-        pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
+                save(cfg.out / "checkpoints", step, (adapters, moments))
+    return adapters
+
+
+# ── Merge: W + alpha / rank · (A B)ᵀ, in float32, rounded once ──
+
+Pairs = dict[str, Sequence[np.ndarray]]  # {name: (A, B)}
+
+
+def pairs_of(adapters: nnx.State) -> Pairs:
+    """A and B by the paths of Tunix's modules, in the shapes that Tunix gives them."""
+    pairs: dict[str, list[np.ndarray]] = {}
+    for path, variable in nnx.to_flat_state(adapters):  # of each module lora_a, then lora_b
+        *module, _ = map(str, path)
+        array = np.array(variable.get_value())
+        pairs.setdefault(".".join(module), []).append(array)
+    return dict(pairs)
+
+
+def factors(path: str, a: np.ndarray, b: np.ndarray) -> Pairs:
+    """{Hugging Face's name of a matrix: (A [in, r], B [r, out])} of one Tunix module."""
+    block, kind = path.replace(".attn.", ".self_attn.").rsplit(".", 1)
+    if kind == "kv_einsum":  # B [r, 2, K, H]: keys, then values
+        parts = {"k_proj": b[:, 0], "v_proj": b[:, 1]}
+    elif kind == "k_einsum":  # B [r, K, H]: the values are the keys
+        parts = {"k_proj": b, "v_proj": b}
+    elif kind == "attn_vec_einsum":
+        parts = {"o_proj": b}
+    else:
+        parts = {kind.replace("_einsum", "_proj"): b}
+
+    rank = len(b)
+    matrices: Pairs = {}
+    for name, part in parts.items():
+        matrices[f"{block}.{name}"] = (a.reshape(-1, rank), part.reshape(rank, -1))
+    return matrices
+
+
+def write_adapter(folder: Path, plan: Pairs, cfg: Settings) -> None:
+    """Write the adapters as PEFT stores them. `plan` is by Hugging Face's names, see `factors`."""
+    tensors = {}
+    for name, (a, b) in plan.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a.T.copy()
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b.T.copy()
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": cfg.rank,
+        "lora_alpha": cfg.alpha,
+        "base_model_name_or_path": str(cfg.model),
+        "target_modules": r"model\.(language_model\.)?layers\.\d+\."
+                          r"(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)",
+    }
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    text = json.dumps(config)
+    (folder / "adapter_config.json").write_text(text)
+
+
+def write_merged(folder: Path, files: list[Path], plan: Pairs, scale: float) -> None:
+    """Write the base's files with `scale` times the adapters added. Each tensor keeps its dtype."""
+    folder.mkdir(parents=True)
+    placed = set()
+    for file in files:
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, folder / file.name)
+            continue
+
+        tensors = load_file(file)
+        for name, (a, b) in plan.items():
+            weight = f"{name}.weight"
+            if weight not in tensors:
+                continue
+            old = tensors[weight]
+            product = jnp.einsum("ir,ro->oi", a, b, precision="highest")
+            new = jnp.asarray(old) + scale * product
+            tensors[weight] = np.asarray(new.astype(old.dtype))
+            placed.add(name)
+        save_file(tensors, folder / file.name, {"format": "pt"})
+
+    lost = sorted(plan.keys() - placed)
+    for name in lost:  # where the values are the keys, a base has no v_proj
+        assert name.endswith("v_proj"), f"no place for {name}"
+
+
+def export(folder: Path, files: list[Path], pairs: Pairs, cfg: Settings) -> None:
+    """Make folder/adapter, for PEFT, and folder/merged, for vLLM and transformers.
+
+    Args:
+      folder: holds neither of the two yet.
+      files: of the base, from `files_of`.
+      pairs: from `pairs_of`.
+      cfg: its rank, alpha and model are used.
+    """
+    plan: Pairs = {}
+    for path, (a, b) in pairs.items():
+        plan |= factors(f"model.language_model.{path}", a, b)
+    write_adapter(folder / "adapter", plan, cfg)
+    write_merged(folder / "merged", files, plan, cfg.alpha / cfg.rank)
+
+
+def write_results(cfg: Settings, files: list[Path], adapters: nnx.State) -> None:
+    """Write OUT/adapter and OUT/merged: each is there as a whole, or not at all."""
+    partial = cfg.out / "partial"
     shutil.rmtree(partial, ignore_errors=True)
-    export(partial, files, pairs, cfg)
-    for name in ("adapter", "merged"):  # whole, or not there
-        shutil.rmtree(cfg.out / name, ignore_errors=True)
-        (partial / name).rename(cfg.out / name)
+    export(partial, files, pairs_of(adapters), cfg)
+    for name in ("adapter", "merged"):
+        result = cfg.out / name
+        shutil.rmtree(result, ignore_errors=True)
+        (partial / name).rename(result)
     partial.rmdir()
+
+
+# ── Main: one run, the only one that writes to its OUT ──
+
+
+def claim(cfg: Settings, files: list[Path]) -> str:
+    """What decides the result: the settings, and the hashes of the data and of the base's files.
+
+    Stops if OUT holds something else: of another recipe, or your own.
+    """
+    lines = []
+    for name, value in vars(cfg).items():
+        if not isinstance(value, Path):
+            lines.append(f"{name}: {value}")
+    lines.append(f"data: {sha256_of(cfg.data)}")
+    for path in files:
+        lines.append(f"{path.name}: {sha256_of(path)}")
+
+    note = cfg.out / "recipe.txt"
+    if note.exists():
+        noted = note.read_text("utf-8").splitlines()
+        odd = sorted(set(lines) ^ set(noted))
+        check(not odd, f"{note} is of another recipe, data or base ({odd}): choose another --out")
+    else:
+        folders = [path.name for path in cfg.out.iterdir() if path.is_dir()]
+        check(not folders, f"{cfg.out} has {folders}, and no recipe.txt: choose another --out")
+    return "\n".join(lines)
+
+
+def read_examples(cfg: Settings, base: Path) -> tuple[list[Example], list[Example]]:
+    """(trained examples, held-out examples).
+
+    Stops if the base has no chat template, or if there's no answer to train.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    check(tokenizer.chat_template, f"{base} has no chat template: take its -it model")
+
+    kept = cfg.reasoning == "kept"
+    length = cfg.sequence_length
+    trained_chats, held_out_chats = read_chats(cfg.data, cfg.validation, kept)
+    trained = render(tokenizer, trained_chats, length, kept)
+    held_out = render(tokenizer, held_out_chats, length, kept)
+    check(trained, f"{cfg.data}: no answer to train within --sequence_length {length}")
+    return trained, held_out
+
+
+def run(cfg: Settings) -> None:
+    """Train from where OUT stands, and write what OUT is to get, while nobody else writes there."""
+    check_settings(cfg)
+    base = cfg.model
+    if not base.is_dir():
+        base = Path(snapshot_download(str(cfg.model)))
+    files = files_of(base)
+    recipe = claim(cfg, files)
+    trained, held_out = read_examples(cfg, base)
+
+    model, mesh = load_model(base, cfg.dtype)
+    lora = add_lora(model, mesh, cfg.rank, cfg.alpha, cfg.seed)
+    plan = make_plan(cfg, trained, held_out, mesh.shape["fsdp"])
+
+    partial = cfg.out / "recipe.part"
+    partial.write_text(recipe, "utf-8")
+    partial.rename(cfg.out / "recipe.txt")
+    adapters = train_adapters(cfg, plan, lora, mesh)
+    write_results(cfg, files, adapters)
+
 
 def main(argv: list[str] | None = None) -> None:
     """Read the options, and run with them as the only writer of OUT."""
     parser = argparse.ArgumentParser()
-    for name, value in CONSTANTS.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value}")
-    cfg = parser.parse_args(argv)
+    for field in fields(Settings):
+        default = field.default
+        parser.add_argument(
+            f"--{field.name}",
+            type=type(default),
+            default=default,
+            help=f"default: {default}",
+        )
+    options = parser.parse_args(argv)
+    cfg = Settings(**vars(options))
     try:
         cfg.out.mkdir(parents=True, exist_ok=True)
         with FileLock(cfg.out / "one_run_at_a_time.lock", timeout=0):
             run(cfg)
     except (OSError, EOFError, zlib.error, HFValidationError, SafetensorError) as error:
         raise SystemExit(f"Error: {error}") from None  # a folder, a lock, room, the network, a .gz
+
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up, run the series once at the tiny size, and test it.
-#   ./run_tests.sh           the series (about 12 minutes on two cores) and the fast tests
+#   ./run_tests.sh           the series (12 to 26 minutes on two cores, by the CPU) and the fast tests
 #   ./run_tests.sh --lesson [PAGE]   what a lesson page's change can break: the series (or, in what an
 #                            earlier run left, PAGE alone, such as 03) and the fast tests of the lesson
 #   ./run_tests.sh --laboratory      the other fast tests: appendices, tpu_time, recipe.py; no series

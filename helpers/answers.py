@@ -41,7 +41,7 @@ def requests_of(meta: DataMeta, samples: Sequence[Sample]) -> list[list[dict]]:
       samples: from `records.load_samples`.
     """
     counter = samples[0].messages[-1]["content"]
-    if meta.evaluation:  # the series' own data
+    if meta.asks_verilog:  # the series' own data
         counter = COUNTER.read_text(encoding="utf-8").strip()
     chats: list[list[dict]] = [[*meta.system_messages, {"role": "user", "content": counter}]]
     for sample in samples:

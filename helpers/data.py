@@ -615,7 +615,7 @@ def overlap(
     Args:
       prompts: list of texts.
       evaluation: {name: text}.
-      n: words in a run.
+      n: words in a run. A text of the evaluation that has fewer is a single run.
 
     Returns:
       (places of prompts that equal one of the evaluation's but for case and spaces,
@@ -624,10 +624,15 @@ def overlap(
     exam_texts = set()
     runs_in_all = {}
     names_of_run: dict[tuple[str, ...], list[str]] = {}
+    lengths = set()  # of a run, in words
     for name, text in evaluation.items():
         words = words_of(text)
         exam_texts.add(tuple(words))
-        runs = _runs(words, n)
+        if not words:
+            continue
+        length = min(n, len(words))
+        lengths.add(length)
+        runs = _runs(words, length)
         runs_in_all[name] = len(runs)
         for run in runs:
             names_of_run.setdefault(run, []).append(name)
@@ -639,8 +644,9 @@ def overlap(
         if tuple(words) in exam_texts:
             exact.add(place)
         shared: Counter[str] = Counter()
-        for run in _runs(words, n):
-            shared.update(names_of_run.get(run, ()))
+        for length in lengths:
+            for run in _runs(words, length):
+                shared.update(names_of_run.get(run, ()))
         for name, count in shared.items():
             share = count / runs_in_all[name]
             closest[name] = max(closest[name], (share, place))

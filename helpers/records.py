@@ -142,7 +142,7 @@ class DataMeta(_AskedAs, Record):
     sequence_length: int     # T, tokens of a packed row
     reasoning: str           # "stripped" or "kept"
     validation: float        # share that's held out
-    evaluation: str          # folder of the problems that mustn't be in the data; "" for none
+    evaluation: str          # folder or .jsonl of the exam that mustn't be in the data; "": none
     seed: int
     size: str
     rows_in: int
@@ -162,6 +162,11 @@ class DataMeta(_AskedAs, Record):
     val_rows: int
     files: dict[str, str]    # SHA-256 by the path below data/
     data_sha256: str         # of all of them
+
+    @property
+    def asks_verilog(self) -> bool:
+        """Whether the exam is a folder of Verilog problems, and not a file of questions."""
+        return bool(self.evaluation) and not self.evaluation.endswith(".jsonl")
 
 
 @dataclass(frozen=True)

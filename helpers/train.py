@@ -445,21 +445,43 @@ def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(0.0, cfg.learning_rate, warmup, steps)
 
 
-# Its name is part of the recipe: no checkpoint of another optimizer is continued.
-OPTIMIZER = optax.adamw
+# Another optimizer goes here, with its arguments: functools.partial(optax.adamw, b2=0.95). It's in
+# the recipe, by `optimizer_name`, so a run never goes on from another one's checkpoint.
+OPTIMIZER: Callable[..., optax.GradientTransformation] = optax.adamw
+
+
+def optimizer_name() -> str:
+    """What the recipe calls `OPTIMIZER`: "adamw", or "adamw(b2=0.95)" if it's a `partial`.
+
+    Raises:
+      UserError: it has no name by which another run could tell it from others.
+    """
+    function = OPTIMIZER
+    arguments = ""
+    if isinstance(OPTIMIZER, functools.partial):
+        function = OPTIMIZER.func
+        words = [f"{name}={value!r}" for name, value in sorted(OPTIMIZER.keywords.items())]
+        arguments = f"({', '.join(words)})"
+
+    name = getattr(function, "__name__", "<lambda>")
+    if name == "<lambda>":
+        raise UserError("OPTIMIZER (in helpers/train.py) is part of a run's recipe, so it needs a "
+                        "name. Use a function such as optax.lion, or "
+                        "functools.partial(optax.adamw, b2=0.95).")
+    return name + arguments
 
 
 def make_optimizer(
     schedule: optax.Schedule, weight_decay: float, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """Clip the whole gradient of a step, then AdamW.
+    """Clip the whole gradient of a step, then `OPTIMIZER`, which is AdamW.
 
     The learning rate stands in the optimizer's state, where the log reads it.
     """
     def clipped(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
         clip = optax.clip_by_global_norm(max_grad_norm)
-        adam = OPTIMIZER(learning_rate, weight_decay=weight_decay)
-        return optax.chain(clip, adam)
+        rule = OPTIMIZER(learning_rate, weight_decay=weight_decay)
+        return optax.chain(clip, rule)
 
     with_readable_rate = optax.inject_hyperparams(clipped)
     return with_readable_rate(learning_rate=schedule)
@@ -899,7 +921,7 @@ DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
     """The settings that decide what is trained. A checkpoint is stored with them."""
-    recipe: dict[str, Any] = {"optimizer": OPTIMIZER.__name__}
+    recipe: dict[str, Any] = {"optimizer": optimizer_name()}
     for name in DECIDES:
         recipe[name] = getattr(cfg, name)
     if recipe["base_dtype"] in PLAIN:  # two words for a base that isn't quantised

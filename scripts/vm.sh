@@ -68,6 +68,10 @@ create)
   name="${2:?a name}" slice="${3:?a slice, such as v5p-8}" hours="${5:-3}"
   zones="$(fact ZONES)"
   zone="${4:-${zones%% *}}"
+  if [ -z "$zone" ] || [ -z "$(fact RUNTIME)" ]; then
+    say "nothing says where and how a $slice is rented: give it a row with zones and runtime in SLICES in tables/hardware.py"
+    exit 1
+  fi
   say "$name: $slice in $zone, $(fact DOLLARS) USD an hour on demand"
   if [ -n "${CLASSIC:-}" ] || [ -z "$(fact MACHINE)" ]; then
     classic

@@ -54,9 +54,10 @@ def machine_of(options: Options, config: dict | None = None,
                dollars_per_hour: float = 0.0) -> Machine:
     """The `Machine` that the server's options describe.
 
-    An accelerator's peak and bandwidth are its data sheet's. For a CPU: the fastest matrix product
-    and the fastest read of a model-sized array that one core manages in many attempts, times the
-    cores, which errs on the high side.
+    An accelerator's peak and bandwidth are its data sheet's. If the sheet has no peak of int8, it's
+    twice that of bfloat16. For a CPU: the fastest matrix product and the fastest read of a
+    model-sized array that one core manages in many attempts, times the cores. Both err on the high
+    side, so that no measurement is called impossible wrongly.
 
     Args:
       config: the model's config.json; None reads it from the options' folder.
@@ -73,9 +74,11 @@ def machine_of(options: Options, config: dict | None = None,
     else:
         name = hardware.slice_name(options.chip, options.chips)
     fast = ["int8"]
-    if options.chip == "h100":  # fp8 is as fast there
+    if options.chip == "h100" or not chip.int8:  # fp8 is as fast there, or it may be
         fast.append("fp8")
-    peak = (chip.int8 or chip.flops) if options.quantization in fast else chip.flops
+    peak = chip.flops
+    if options.quantization in fast:
+        peak = chip.int8 or 2 * chip.flops  # no chip of the table gains more by smaller numbers
     price = (chip.dollars_per_hour or math.nan) * options.chips
     return Machine(
         system=name,

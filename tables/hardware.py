@@ -34,7 +34,7 @@ GOOGLE, NVIDIA = "0x1ae0", "0x10de"  # PCI vendors
 class Chip:
     """One accelerator chip, as its vendor specifies it."""
 
-    name: str                # v4, v5e, v5p, v6e, v7x or h100
+    name: str                # as slices are called: v5p
     pci: str                 # its PCI device id (TPU: as in jax/_src/hardware_utils.py)
     jax: tuple[str, ...]     # what a JAX device's `device_kind` may say (JAX's tpu_info.py)
     google: str              # the kind in Google's accelerator types, such as v5litepod
@@ -45,6 +45,7 @@ class Chip:
     bandwidth: float         # HBM bytes/s
     link_bandwidth: float    # bytes/s of one link in one direction
     dollars_per_hour: float | None  # of one chip, on demand; None where we know of no list
+    torus: int = 0           # dimensions of its torus of links, 2 or 3; 0 where it's no torus
     clock: float | None = None  # cycles per second of a TensorCore; None where nobody says
     files: str = "vfio/"     # its device files in /dev: v4 has accelN, later chips vfio/N
 
@@ -54,6 +55,7 @@ class Chip:
 # allocator gives (data/published/, data/dryrun/); v4 and v7x: nominal. Bytes/s of a link:
 # "TPU Specs" in chapter 2 of the scaling book (jax-ml.github.io/scaling-book/tpus), which has v5p's
 # clock as well; v7x: the sheet's 1,200 GB/s a chip over six links, both directions; h100: NVLink 4.
+# Dimensions of the torus: the same chapter; v7x: its sheet.
 # Prices: the published recipe's slices (May 2026, data/published/README.md) divided by their chips;
 # v4 and v5e have none there and get the list price (cloud.google.com/tpu/pricing: us-central2 and
 # us-central1).
@@ -70,6 +72,7 @@ _CHIPS = [
         bandwidth=1228e9,
         link_bandwidth=45e9,
         dollars_per_hour=3.22,
+        torus=3,
         files="accel",
     ),
     Chip(
@@ -84,6 +87,7 @@ _CHIPS = [
         bandwidth=819e9,
         link_bandwidth=45e9,
         dollars_per_hour=1.20,
+        torus=2,
     ),
     Chip(
         name="v5p",
@@ -97,6 +101,7 @@ _CHIPS = [
         bandwidth=2765e9,
         link_bandwidth=90e9,
         dollars_per_hour=16.80 / 4,
+        torus=3,
         clock=1.75e9,
     ),
     Chip(
@@ -111,6 +116,7 @@ _CHIPS = [
         bandwidth=1638e9,
         link_bandwidth=90e9,
         dollars_per_hour=21.52 / 8,
+        torus=2,
     ),
     Chip(
         name="v7x",
@@ -124,6 +130,7 @@ _CHIPS = [
         bandwidth=7380e9,
         link_bandwidth=100e9,
         dollars_per_hour=None,
+        torus=3,
     ),
     Chip(
         name="h100",
@@ -209,7 +216,7 @@ SLICES = {piece.name: piece for piece in (
 
 
 def chip(name: str) -> Chip:
-    """The `Chip` called v4, v5e, v5p, v6e, v7x or h100.
+    """The `Chip` of that name, a key of `CHIPS`.
 
     Raises:
       UserError: the table has no chip of that name.

@@ -4,6 +4,9 @@ Another dataset and row length go through all of 02 in test_data.py.
 """
 
 import ast
+import functools
+import json
+import math
 import re
 from dataclasses import fields, replace
 
@@ -13,8 +16,13 @@ import pytest
 from conftest import ROOT, a_data_meta, load, parse
 
 import helpers
+import serving
+import verilog
 from helpers import data, style, train
-from verilog import asking
+from serving import limits
+from tables import architecture, hardware
+from tpu_time import fit, links
+from verilog import asking, scores
 
 
 def tiny(source, /, **changes):
@@ -38,8 +46,10 @@ def test_every_field_of_the_table_exists():
         places = re.split(r"\b(\d\d) (?=`)", where)[1:]
         for number, listed in zip(places[::2], places[1::2], strict=True):
             source = next(ROOT.glob(f"{number}_*.py"))
-            own = ["Settings"] if "class Settings" in source.read_text() else []
-            settings = load(source.name, *own, "TINY", "FULL", length=512)[-1]
+            tree = parse(source)
+            own = set().union(*map(makes, tree.body))
+            names = sorted((needed_for(tree, "TINY") & own) - {"TINY"})
+            *_, settings = load(source.name, *names, "TINY", "TINY", length=512)  # a list, always
             named = set(re.findall(r"`(\w+)`", listed))
             assert named and named <= set(settings.__dataclass_fields__), (what, number, named)
 
@@ -184,8 +194,107 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, monkeypatch):
             patch.setattr(train, "OPTIMIZER", train.optax.lion)
             with pytest.raises(ValueError, match="optimizer: adamw there, lion here"):
                 train.restore(manager, state, train.recipe_of(cfg))
+            longer_memory = functools.partial(train.optax.adamw, b2=0.95)
+            patch.setattr(train, "OPTIMIZER", longer_memory)
+            said = re.escape("optimizer: adamw there, adamw(b2=0.95) here")
+            with pytest.raises(ValueError, match=said):
+                train.restore(manager, state, train.recipe_of(cfg))
         same = tiny("03_train.py", remat="BLOCK", rows_per_device=1)
         assert train.restore(manager, state, train.recipe_of(same)).step == 1
+
+
+def test_an_optimizer_without_a_name_is_refused(monkeypatch):
+    """Two lambdas would look the same to the recipe, and one would go on from the other's state."""
+    monkeypatch.setattr(train, "OPTIMIZER", lambda rate, **words: train.optax.lion(rate, **words))
+    with pytest.raises(helpers.UserError, match=r"needs a name.*functools.partial"):
+        train.recipe_of(tiny("03_train.py"))
+
+
+@pytest.mark.parametrize("optimizer, numbers", [("adamw", 2), ("lion", 1)])
+def test_optimizer(optimizer, numbers, monkeypatch):
+    """The log finds the rate of another one, too. What 01 and 08 count for its state is ours."""
+    monkeypatch.setattr(train, "OPTIMIZER", getattr(train.optax, optimizer))
+    adapters = {"a": np.ones(1_000, np.float32)}
+    rule = train.make_optimizer(lambda step: 0.25, 0.001, 1.0)
+    state = rule.init(adapters)
+    _, state = rule.update({"a": np.ones(1_000, np.float32)}, state, adapters)
+    assert state.hyperparams["learning_rate"] == 0.25
+    kept = [array for array in train.jax.tree.leaves(state) if array.size == 1_000]
+    assert len(kept) == numbers
+
+
+def test_the_memory_of_an_adapter_counts_what_the_optimizer_keeps():
+    """If this fails, `OPTIMIZER` is another one: make ADAPTER_BYTES in tpu_time/fit.py follow."""
+    numbers = np.ones(1_000, np.float32)
+    state = train.make_optimizer(lambda step: 1.0, 0.001, 1.0).init({"a": numbers})
+    arrays = [array for array in train.jax.tree.leaves(state) if array.size == numbers.size]
+    held = numbers.nbytes + sum(array.nbytes for array in arrays)
+    assert held / numbers.size == fit.ADAPTER_BYTES
+
+
+@pytest.fixture
+def a_chip(monkeypatch):
+    """A row in each of the two tables: a chip that exists nowhere, and a slice of four."""
+    row = hardware.Chip(
+        name="test", pci="0xfffe", jax=("TPU test",), google="test", cores=2, flops=1000e12,
+        int8=None, hbm=64 * 2**30, bandwidth=3000e9, link_bandwidth=80e9, dollars_per_hour=None)
+    monkeypatch.setitem(hardware.CHIPS, "test", row)
+    monkeypatch.setitem(hardware.SLICES, "test-8", hardware.Slice("test-8", "31b", "2x2x1"))
+
+    def change(**numbers):
+        monkeypatch.setitem(hardware.CHIPS, "test", replace(row, **numbers))
+    return change
+
+
+def test_chip_by_its_row(a_chip):
+    """Memory, price and floors follow from the row; a number that nobody knows isn't made up."""
+    fitted = fit.best_fit("test", 4)
+    assert fitted.slice == "test-8" and fitted.fits and not fitted.compiled
+    assert fitted.limit == 64
+    (listed, price), *_ = fit.renters_rows(slices={"test-8": ("test", 4)})
+    assert listed == fitted and math.isnan(price)
+    assert fit.run_cost(fitted, 1e6, price)["dollars_text"] == ""
+    a_chip(dollars_per_hour=2.0)
+    cost = fit.run_cost(fitted, 1e6, fit.price("test", 4))
+    assert cost["dollars"] == pytest.approx(8 * cost["hours"]) and cost["dollars_text"]
+
+    config = architecture.read_config(ROOT / "data" / "configs" / "gemma4_31b.json")
+    options = serving.Options(chip="test", tensor_parallel=4, quantization="int8")
+    assert limits.machine_of(options, config).peak == 4 * 2 * 1000e12, "never too slow"
+    a_chip(int8=1500e12)
+    machine = limits.machine_of(options, config)
+    assert machine.system == "test-8" and machine.peak == 4 * 1500e12
+    plan = limits.memory_plan(config, hardware.chip("test").hbm, 4, 1, 2, 62.5e9)
+    assert plan["requests of 16,384"] > 0
+
+
+def test_a_chip_is_timed_when_clock_and_wiring_are_known(a_chip):
+    with pytest.raises(helpers.UserError, match="clock of a test.*tables/hardware.py"):
+        links.box_of("test-8").clock  # noqa: B018
+    with pytest.raises(helpers.UserError, match="how test chips are wired.*torus"):
+        links.box_of("test-8").reach([0, 1])
+    a_chip(clock=2e9, torus=3)
+    box = links.box_of("test-8")
+    assert box.shape == (2, 2, 1) and box.clock == 2e9
+    assert box.reach([0, 1]).speed == links.LINK * 80e9
+    assert links.Box("test", (4, 4, 4)).ring(0) and not links.Box("test", (16, 2, 1)).ring(0)
+    a_chip(clock=2e9, torus=2)
+    assert links.Box("test", (16, 2)).ring(0) and links.Box("test", (2, 4)).snakes(range(8))
+
+
+def test_a_slice_without_a_topology_is_not_timed():
+    """It was a ValueError about int(): slice_of knows such a slice, and box_of doesn't."""
+    with pytest.raises(helpers.UserError, match="v6e-16 stand.*topology.*SLICES"):
+        links.box_of("v6e-16")
+
+
+def test_the_site_gets_no_number_that_json_does_not_have(a_chip, monkeypatch):
+    """A chip without a price was NaN, which no browser's JSON reads."""
+    monkeypatch.syspath_prepend(ROOT / "tools" / "site")
+    import cost_data
+    monkeypatch.setattr(fit, "SLICES", {"test-8": ("test", 4)})
+    page = json.loads(json.dumps(cost_data.page_data(), allow_nan=False))
+    assert [row["price"] for row in page["rows"] if row["slice"] == "test-8"][0] is None
 
 
 def test_prompt():
@@ -206,6 +315,60 @@ def test_learning_rate():
         schedule = train.make_schedule(cfg, 100)
         assert schedule(0) == 0 and schedule(10) == pytest.approx(rate) and schedule(100) == 0
         assert train.make_schedule(cfg, 8)(4) == pytest.approx(rate)
+
+
+BENCHMARK = """{"question": "How wide is [7:0]?", "answer": "8"}
+{"question": "And [3:0]?", "answer": "4"}
+"""
+
+
+def test_benchmark_of_questions_in_02(tmp_path, monkeypatch):
+    """02 compares with a .jsonl of questions as with a folder, and 03 asks no counter then."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(BENCHMARK)
+    (tmp_path / "mine.json").write_text("[]")
+    exam_prompts = load("02_data.py", "exam_prompts")
+    exams = exam_prompts("mine.jsonl")
+    assert list(exams.values()) == ["How wide is [7:0]?", "And [3:0]?"]
+    assert data.overlap(["and  [3:0]?", "another"], exams)[0] == {0}
+    with pytest.raises(helpers.UserError, match="mine.json' is a file.*a .jsonl file"):
+        exam_prompts("mine.json")
+    with pytest.raises(helpers.UserError, match="no file none.jsonl"):
+        exam_prompts("none.jsonl")
+    assert len(exam_prompts(str(ROOT / "data" / "tiny_eval"))) == 38
+    verilogs = {exam: a_data_meta(evaluation=exam).asks_verilog
+                for exam in ("mine.jsonl", "", "data/tiny_eval")}
+    assert verilogs == {"mine.jsonl": False, "": False, "data/tiny_eval": True}
+
+
+def test_benchmark_of_questions_in_07(tmp_path, monkeypatch, capsys):
+    """The lines that 07 prints for it run as they stand there, with answers of ours."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(BENCHMARK)
+    page = (ROOT / "07_eval.py").read_text()
+    printed = page.split("The whole of it")[1].split("# ```python")[1].split("# ```")[0]
+    lines = re.sub(r"^# ?", "", printed, flags=re.M)
+    answered = {"base": ["eight", "4"], "tuned": ["8", "4"]}
+
+    def answers_of(label, path, plans, tasks, prompts, exam):
+        jobs = asking.plan_jobs(plans, tasks, prompts, path)
+        assert exam == "mine" and len(jobs) == 2
+        return {place: {"text": text} for place, text in zip(jobs, answered[label], strict=True)}
+    space = {
+        "verilog": verilog, "scores": scores, "asking": asking, "replace": replace,
+        "GREEDY": load("07_eval.py", "FIVE", "GREEDY")[1], "meta": a_data_meta(),
+        "models": {"base": "a", "tuned": "b"}, "answers_of": answers_of,
+        "render": lambda messages, thinking: [len(messages)], "encode": None}
+    exec(lines, space)
+    assert {name: list(marks) for name, marks in space["marks"].items()} == {
+        "base": [0.0, 1.0], "tuned": [1.0, 1.0]}
+    assert "'difference'" in capsys.readouterr().out
+
+
+def test_answers_are_told_apart_by_plan_and_keep_their_order():
+    samples = {("mine", "b", 0): {"text": "3"}, ("mine", "a", 1): {"text": "2"},
+               ("mine", "a", 0): {"text": "1"}, ("other", "a", 0): {"text": "4"}}
+    assert scores.texts_of(samples, "mine") == {"a": ["1", "2"], "b": ["3"]}
 
 
 # ── What only teaches doesn't stand between training and merging ──

@@ -13,7 +13,7 @@ from tables import hardware, stored
 
 
 def lengths_of(name, size):
-    """Tokens of a row that 02 makes for a slice, and those of 2,048 that 14 speaks of."""
+    """Tokens of a row that 02 makes for a slice, and those that 03's section 7 asks for."""
     long_rows = size == "31b" and name != "v5e-8"
     return (2_048, 4_096) if long_rows else (2_048,)
 

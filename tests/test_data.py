@@ -844,6 +844,9 @@ def test_overlap_equals_brute_force():
             shared = len(grams(exam) & grams(prompts[place]))
             assert shared / len(grams(exam)) == pytest.approx(best)
     assert data.overlap(["x y"], {"e": "no such words in here"}, n=3) == (set(), {"e": (0.0, -1)})
+    short = {"e": "How wide?", "nothing": " "}  # an exam shorter than a run was never found
+    near = {"e": (1.0, 1), "nothing": (0.0, -1)}
+    assert data.overlap(["x y", "Say: how wide?"], short) == (set(), near)
     assert data.words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
 
 

@@ -194,6 +194,7 @@ def test_transformers_computes_the_same_with_either_folder(packed, back, tmp_pat
 
 
 @needs_serve
+@pytest.mark.slow
 def test_vllm_reads_the_settings(packed):
     told = json.loads(serve(SCRIPT, "vllm", packed[0]).splitlines()[-1])
     left = told.pop("left")

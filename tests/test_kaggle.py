@@ -138,6 +138,7 @@ def tries():
 
 
 @needs_serve
+@pytest.mark.slow
 def test_vllm_itself_understands_every_try():
     job = {"serve": [vllm_part(command) for command in tries()], "bench": [],
            "wrong": ["--limit-mm-please"]}

@@ -195,6 +195,7 @@ def compared(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_comparison_holds_every_arm_and_is_not_made_twice(compared, capsys):
     table = runs.stored(compared)
     assert set(table.arm) == set(lab.ARMS) and set(table.seed) == {0, 1}
@@ -210,6 +211,7 @@ def test_the_comparison_holds_every_arm_and_is_not_made_twice(compared, capsys):
     assert two[["arm", "against"]].values.tolist() == [["text", "scratch"]]
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_the_loop_of_09_one_by_one(compared, tmp_path):
     """`scratch` again with 09's step and evaluation, seed by seed, batch by batch."""
     text, _, validation = lab.text_data(SMALL)

@@ -54,7 +54,7 @@ def loss_and_gradient(model, mesh, rows, capacity):
 
 # ── The loss in chunks ──
 
-@pytest.mark.parametrize("shape", ["SHALLOW", "E2B"])
+@pytest.mark.parametrize("shape", ["SHALLOW", pytest.param("E2B", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("trained", [LENGTH - 1, 130])
 def test_a_loss_in_chunks_is_the_loss(tmp_path, monkeypatch, shape, trained):
     """130 trained tokens leave most of the second chunk without any."""
@@ -133,7 +133,7 @@ def continued(model, mesh, prompt, count):
     return ids[len(prompt):]
 
 
-@pytest.mark.parametrize("shape", ["SHALLOW", "E2B"])
+@pytest.mark.parametrize("shape", ["SHALLOW", pytest.param("E2B", marks=pytest.mark.slow)])
 def test_a_prompt_that_is_read_at_once_gets_the_same_answer(tmp_path, shape):
     """Longer and shorter than the window of 16; 45 tokens are read as 32 at once and 13 more."""
     model, mesh = small(shape, tmp_path)

@@ -74,7 +74,9 @@ def cosines(gradients, others):
 
 
 @pytest.mark.parametrize("base_dtype, int8_products, least",
-                         [("int8", False, 0.98), ("nf4", False, 0.6), ("int8", True, 0.97)])
+                         [("int8", False, 0.98),
+                          pytest.param("nf4", False, 0.6, marks=pytest.mark.slow),
+                          pytest.param("int8", True, 0.97, marks=pytest.mark.slow)])
 def test_gradients_of_every_kind_point_where_the_unquantised_ones_do(
         unquantised, base_dtype, int8_products, least):
     loss, gradients = loss_and_gradients(*with_adapters(base_dtype, int8_products))
@@ -84,7 +86,8 @@ def test_gradients_of_every_kind_point_where_the_unquantised_ones_do(
     assert abs(loss / unquantised[0] - 1) < 0.05
 
 
-@pytest.mark.parametrize("base_dtype", ["int8", "nf4"])
+@pytest.mark.parametrize("base_dtype", [
+    "int8", pytest.param("nf4", marks=pytest.mark.slow)])
 def test_forward_is_dequantise_then_multiply(base_dtype):
     """Same weights written out in full, stock model: same logits. Also what the merge relies on."""
     model, mesh = with_adapters(base_dtype)

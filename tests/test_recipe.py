@@ -1,6 +1,6 @@
 """recipe.py against 02 to 04, against transformers, and as a command that is killed and resumed."""
 
-import argparse
+import dataclasses
 import gzip
 import json
 import os
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +108,10 @@ def test_twenty_steps_and_the_merge_are_those_of_03_and_04(file, tmp_path):
     assert ours[-1] < 0.7 * ours[0]
     np.testing.assert_allclose(ours, losses_of_03, rtol=2e-4)
 
-    pairs = {}
-    for path, variable in nnx.to_flat_state(state[0]):
-        pairs.setdefault(".".join(map(str, path[:-1])), []).append(np.array(variable.get_value()))
-    cfg = argparse.Namespace(rank=RANK, alpha=ALPHA, model="tiny")
+    pairs = recipe.pairs_of(state[0])
+    cfg = recipe.Settings(rank=RANK, alpha=ALPHA, model="tiny")
     recipe.export(tmp_path, recipe.files_of(base), pairs, cfg)
-    targets = merge.targets_of(base, pairs, argparse.Namespace(partial=False))
+    targets = merge.targets_of(base, pairs, SimpleNamespace(partial=False))
     assert len(targets) == len(pairs)
     plan = merge.plan_merge(targets, pairs, "model.language_model.")
     merge.merge_model(base, tmp_path / "by_04", plan, ALPHA / RANK)
@@ -175,6 +174,36 @@ def test_what_is_not_used_of_a_row_that_is_kept_is_named(tmp_path, capsys):
     assert "1 rows 'kept, read as letters: <start_of_turn>'" in said
 
 
+def test_a_column_is_not_used_because_a_key_of_that_name_is(tmp_path, capsys):
+    """A row's `weight` or `name` was passed over in silence, since messages have such keys."""
+    row = {"messages": [ASK, ANSWER], "weight": 0.5, "name": "x", "reasoning": "y", "train": 0}
+    recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0, kept=True)
+    printed = re.findall(r"1 rows 'kept, but not used: (.*)'", capsys.readouterr().out)
+    assert sorted(printed) == ["name", "reasoning", "weight"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_tools_of_a_message_are_not_used_and_named(place, tmp_path, capsys):
+    """The first message's went to the template unchecked, and the others' weren't named."""
+    turns = [dict(ASK), dict(ANSWER)]
+    turns[place]["tools"] = "a hammer"
+    chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [{"messages": turns}]), 0.0)
+    assert "1 rows 'kept, but not used: tools of a message'" in capsys.readouterr().out
+    tokenizer = chat.load_tokenizer(ASSETS)
+    wanted = recipe.render(tokenizer, [[ASK, ANSWER]], 4096)
+    assert recipe.render(tokenizer, chats, 4096) == wanted
+
+
+def test_two_runs_print_what_is_not_used_in_the_same_order(tmp_path, capsys):
+    """The order was that of a set of texts, which Python shuffles in each process."""
+    columns = {letter: 1 for letter in "hgfedcba"}
+    tags = "<eos></s><|im_end|>[INST]"
+    row = {"messages": [ASK, {**ANSWER, "content": tags}], **columns}
+    recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0)
+    printed = re.findall(r"(?:not used|as letters): (.*)'", capsys.readouterr().out)
+    assert printed == [*"abcdefgh", "</s>", "<eos>", "<|im_end|>", "[INST]"]
+
+
 def test_an_answer_of_weight_0_is_read_and_not_trained(tmp_path):
     tokenizer = chat.load_tokenizer(ASSETS)
     turns = [ASK, {**ANSWER, "content": "One.", "weight": 0}, ASK, {**ANSWER, "train": False}, ASK,
@@ -193,6 +222,20 @@ def test_an_answer_without_calls_may_say_so(tmp_path, empty):
     turns = [{**turn, "tool_calls": empty} for turn in plain]
     chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [{"messages": turns}]), 0.0)
     assert recipe.render(tokenizer, chats, 4096) == recipe.render(tokenizer, [plain], 4096)
+
+
+def test_parameters_of_a_tool_may_be_a_text(tmp_path):
+    """The text "{}" stayed a text, and the template wrote parameters that nobody had given."""
+    tokenizer = chat.load_tokenizer(ASSETS)
+    schema = {"type": "object", "properties": {"bits": {"type": "integer"}}}
+    for parameters in ({}, schema):
+        rendered = []
+        for form in (parameters, json.dumps(parameters)):
+            tool = {"type": "function", "function": {"name": "look", "parameters": form}}
+            row = {"messages": [ASK, ANSWER], "tools": [tool]}
+            chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0)
+            rendered.append(recipe.render(tokenizer, chats, 4096))
+        assert len(rendered[0]) == 1 and rendered[0] == rendered[1]
 
 
 def test_what_people_write_never_becomes_a_control_token():
@@ -225,6 +268,15 @@ def test_held_out_questions_are_those_of_02_and_stand_in_no_trained_prompt(tmp_p
     questions = [{tuple(data.words_of(turns[0]["content"])) for turns in side}
                  for side in (trained, held_out)]
     assert not questions[0] & questions[1]
+
+
+@pytest.mark.parametrize("thought", [{"text": "Hm."}, ["Hm."], 3], ids=str)
+def test_a_thought_that_is_not_text_is_no_thought(thought, tmp_path, capsys):
+    """With --reasoning=kept, Python's spelling of it was trained: {'text': 'Hm.'}."""
+    row = {"messages": [ASK, {**ANSWER, "thinking": thought}]}
+    chats, _ = recipe.read_chats(write_rows(tmp_path / "a.jsonl", [row]), 0.0, kept=True)
+    assert not chats
+    assert "1 rows 'left out: a thought that is not text'" in capsys.readouterr().out
 
 
 def test_answers_that_are_too_long_are_counted(capsys):
@@ -279,6 +331,7 @@ def test_a_base_that_computes_something_else_is_refused(change, tmp_path):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"null", b"\xff", b"{}", b"[" * 10**5,
                                   b'{"text_config": []}', b'{"layer_types": 3}',
+                                  b'{"layer_types": []}',  # was a division by zero
                                   b'{"layer_types": [], "rope_parameters": [1]}'])
 def test_a_config_of_another_shape_is_one_line(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text)
@@ -314,7 +367,7 @@ def test_dtypes_are_read_as_they_are_and_stay_what_they_are(kind, tmp_path):
         np.testing.assert_allclose(one, two, rtol=2e-3)  # float16 rounds what bfloat16 held
     a, b = np.ones((64, 2), np.float32), np.ones((2, 128), np.float32)
     recipe.export(tmp_path, recipe.files_of(tmp_path / "base"), {"layers.0.mlp.gate_proj": (a, b)},
-                  argparse.Namespace(rank=2, alpha=2.0, model="x"))
+                  recipe.Settings(rank=2, alpha=2.0, model="x"))
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert {name: array.dtype for name, array in merged.items()} == {
         name: array.dtype for name, array in mixed.items()}
@@ -323,6 +376,13 @@ def test_dtypes_are_read_as_they_are_and_stay_what_they_are(kind, tmp_path):
     name, = changed
     wanted = (mixed[name].astype(np.float32) + 2).astype(ml_dtypes.bfloat16)
     assert (merged[name] == wanted).all()
+
+
+def test_an_adapter_without_its_matrix_is_a_bug_that_is_named(tmp_path):
+    a, b = np.ones((64, 2), np.float32), np.ones((2, 128), np.float32)
+    with pytest.raises(AssertionError, match=r"no place for .*layers\.99\.mlp\.gate_proj"):
+        recipe.export(tmp_path, recipe.files_of(ASSETS), {"layers.99.mlp.gate_proj": (a, b)},
+                      recipe.Settings(rank=2))
 
 
 # ── Checkpoints ──
@@ -380,16 +440,25 @@ CASES = [
     Case("no rank", ["--rank=0"], "--rank 0 is not a number from 1 on"),
     Case("never", ["--every=0"], "--every 0 is not"),
     Case("no such dtype", ["--dtype=int3"], "--dtype int3: bfloat16 or float32"),
+    Case("no such dtype, before the download", ["--dtype=int3", "--model=me/mine"], "--dtype int3"),
+    Case("no such reasoning, before the download", ["--reasoning=some", "--model=me/mine"],
+         "--reasoning some: stripped or kept"),
     Case("cut data", ["--data=cut.jsonl.gz"], "end-of-stream marker"),
     Case("pretrained base", ["--model=plain"], "plain has no chat template: take its -it model"),
     Case("no such base", ["--model", "./nowhere/at/all"], "nowhere/at/all"),
     Case("out is a file", ["--out", "chats.jsonl"], "chats.jsonl")]
 
 
+def no_network(name):
+    """What the hub's client says of a name when nothing can be downloaded."""
+    raise OSError(f"{name} cannot be downloaded here")
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_mistake_is_one_line_before_the_model_is_loaded(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(recipe, "snapshot_download", no_network)
     write_rows(tmp_path / "chats.jsonl", case.rows)
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:15])
     shutil.copytree(ASSETS, tmp_path / "plain", ignore=shutil.ignore_patterns("*.jinja"))
@@ -503,10 +572,10 @@ def test_the_command_resumes_and_leaves_nothing_half_written(file, tmp_path):
     assert other.returncode and "choose another --out" in other.stderr
     shown = subprocess.run([sys.executable, "-W", "ignore", ROOT / "recipe.py", "--help"],
                            capture_output=True, text=True, check=True).stdout
-    assert all(f"--{name}" in shown for name in recipe.CONSTANTS)
+    assert all(f"--{field.name}" in shown for field in dataclasses.fields(recipe.Settings))
 
 
 def test_it_is_one_file_that_can_be_copied():
     text = (ROOT / "recipe.py").read_text("utf-8")
-    assert not re.search(r"^\s*(from|import) (helpers|tables|verilog|serving|tpu_time)", text, re.M)
-    assert len(text.splitlines()) <= 519
+    rooms = "helpers|tables|verilog|serving|tpu_time|appendix|tools"
+    assert not re.search(rf"^\s*(from|import) ({rooms})", text, re.M)

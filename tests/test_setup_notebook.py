@@ -51,6 +51,14 @@ def test_a_machine_is_deleted_however_it_was_made_and_dry_runs_nothing(tmp_path)
     assert vm(tmp_path, "nonsense")[0] == 2 and vm(tmp_path, "create", "m", "v9-8")[0] != 0
 
 
+def test_a_slice_that_the_table_hardly_knows_is_not_asked_for(tmp_path):
+    """It was asked for with an empty --version, in an empty zone."""
+    code, calls = vm(tmp_path, "create", "m", "v6e-16", "z-a")
+    assert code == 1 and not calls
+    done = program("scripts/vm.sh", "create", "m", "v6e-16", DRY_RUN="1")
+    assert not done.stdout and "v6e-16" in done.stderr and "tables/hardware.py" in done.stderr
+
+
 COMMANDS = (["check"], ["create", "m", "v6e-8", "z-a"], ["bucket", "my-bucket", "z-a"],
             ["run", "m", "z-a", "scripts/train.sh", "my-bucket"], ["ssh", "m", "z-a"],
             ["list", "z-a"], ["delete", "m", "z-a"])

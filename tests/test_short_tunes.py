@@ -68,6 +68,7 @@ def adapters_of(tuning):
     return [np.array(leaf) for leaf in jax.tree.leaves(state)]
 
 
+@pytest.mark.slow
 def test_the_loop_learns_and_goes_on_after_its_adapters_were_taken():
     """A step uses up what it gets: what `finish` put into the model must outlive the next ones."""
     tuning, rows = tuning_of_a_small_model()

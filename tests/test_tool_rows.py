@@ -202,6 +202,19 @@ def sent(messages, reasoning):
     return kept
 
 
+def as_a_client_sends(messages):
+    """Messages as 02 hands them to the template, in the form of the OpenAI API."""
+    sent_messages = json.loads(json.dumps(messages))
+    for message in sent_messages:
+        message.pop("tools", None)
+        message.pop("train", None)
+        for made in message.get("tool_calls") or ():
+            arguments = made["function"]["arguments"]
+            if not isinstance(arguments, str):
+                made["function"]["arguments"] = json.dumps(arguments)
+    return sent_messages
+
+
 def form_of(messages):
     """In words: how many calls the last message makes, whether it thinks, what came before."""
     *before, last = messages
@@ -272,9 +285,7 @@ def test_harder_chats_have_the_ids_that_a_server_makes_of_them(base_server, name
     example, _ = data.clean({"messages": messages, "tools": TOOLS})
     prompt = data.as_messages(example, "S", reasoning)[:-1]
     ids = chat.prompt_ids(tokenizer, prompt, reasoning == "kept")
-    for message in prompt:
-        message.pop("tools", None)
-        message.pop("train", None)
+    prompt = as_a_client_sends(prompt)
     assert tokenized(base_server, prompt, TOOLS, reasoning == "kept") == ids
 
 
@@ -324,7 +335,7 @@ def tuned(tmp_path_factory):
     out = tmp_path_factory.mktemp("tools") / "out"
     done = program(sys.executable, "recipe.py", "--model", TINY, "--data", FILE, "--out", out,
                    "--rank=16", "--alpha=32", "--learning_rate=5e-3", "--warmup_steps=10",
-                   "--sequence_length=352", "--rows_per_step=2", "--epochs=6", "--every=100",
+                   "--sequence_length=352", "--rows_per_step=2", "--epochs=10", "--every=100",
                    "--validation=0", "--dtype=float32", "--reasoning=kept", XLA_FLAGS=None)
     assert done.returncode == 0, done.stderr[-3_000:]
     assert "left out" not in done.stdout

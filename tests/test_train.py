@@ -183,7 +183,7 @@ def brute_force_loss(model, batch):
     return -jnp.sum(scores[..., 0] * wanted[:, 1:]) / wanted[:, 1:].sum()
 
 
-@pytest.mark.parametrize("shape", ["SHALLOW", "E2B"])
+@pytest.mark.parametrize("shape", ["SHALLOW", pytest.param("E2B", marks=pytest.mark.slow)])
 def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
     """A textbook loss, Tunix's own attention; also for shared keys and per-layer inputs."""
     folder = random_gemma.write(tmp_path, getattr(random_gemma, shape))
@@ -213,6 +213,7 @@ def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
         assert abs(together(graphs[1][1], leaking)[0] - single) > 1e-3, "it can fail"
 
 
+@pytest.mark.slow
 def test_one_step_is_tunixs_trainers_where_micro_batches_train_equally_many_tokens(tiny):
     """And where they do not, it is not: Tunix 0.1.7 averages micro-batches, then the averages."""
     from tunix.sft import peft_trainer
@@ -297,6 +298,7 @@ def test_one_compilation_and_no_base_in_the_outputs(bfloat16):
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 0.05 * base
 
 
+@pytest.mark.slow
 def test_the_step_computes_the_same_on_either_mesh_and_with_its_constraints(tiny, monkeypatch):
     """Tunix leaves its constraints out on a CPU; here they are forced on, as on a TPU."""
     batch, results, constrained = packed(rows=4), [], []

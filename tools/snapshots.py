@@ -22,6 +22,7 @@ from pathlib import Path
 from drawings import FOLDER, write
 from svg import WIDTH, Sheet
 
+TITLE = "One request, asked again while the model learns"
 EACH, LAST = 1.8, 6.0  # seconds that a snapshot stays, and the last of them
 COLUMNS = 76           # letters of a line
 MOST = 18              # lines of an answer that are shown
@@ -44,21 +45,29 @@ def animate(snapshots: Sequence[tuple[int, str]], verdict: str, passed: bool, re
     Raises:
       ValueError: there are no snapshots, or their steps don't rise.
     """
-    steps = [step for step, _ in snapshots]
+    steps = []
+    answers = []
+    for step, text in snapshots:
+        steps.append(step)
+        answers.append(shown(text))
     if not steps or steps != sorted(set(steps)):
         raise ValueError(f"the steps of the snapshots are {steps}; at least one is needed, and "
                          "each has to be larger than the one before")
-    answers = [shown(text) for _, text in snapshots]
-    longest = max(len(lines) for lines in answers)
+
+    last_step, last_text = snapshots[-1]
+    longest = max(map(len, answers))
     height = CODE + longest * LINE + 76
-    sheet = Sheet(name, height, "One request, asked again while the model learns",
-                  f"{request.strip()} After {steps[-1]} optimizer steps the answer is: "
-                  f"{snapshots[-1][1].strip()} The simulator says: {verdict}")
+    description = (
+        f"{request.strip()} After {last_step} optimizer steps the answer is: {last_text.strip()} "
+        f"The simulator says: {verdict}")
+    sheet = Sheet(name, height, TITLE, description)
     _frame_of(sheet, steps, request, longest)
+    last = len(steps) - 1
     for place, lines in enumerate(answers):
-        sheet.add(f'<g class="shot-{place}" opacity="{int(place == len(steps) - 1)}">')
+        opacity = 1 if place == last else 0
+        sheet.add(f'<g class="shot-{place}" opacity="{opacity}">')
         _snapshot(sheet, place, steps, lines)
-        if place == len(steps) - 1:
+        if place == last:
             _verdict(sheet, verdict, passed)
         sheet.add("</g>")
     sheet.rules += _motion(name, len(steps))
@@ -68,34 +77,52 @@ def animate(snapshots: Sequence[tuple[int, str]], verdict: str, passed: bool, re
 def shown(text: str) -> list[str]:
     """An answer as lines that fit: long ones go on below, and what's too much is cut off."""
     lines: list[str] = []
-    for line in text.strip("\n").expandtabs(4).split("\n"):
-        clean = "".join(letter if letter.isprintable() else "�" for letter in line)
-        lines += textwrap.wrap(clean, COLUMNS, drop_whitespace=False) or [""]
+    spaced = text.strip("\n").expandtabs(4)
+    for line in spaced.split("\n"):
+        clean = _printable(line)
+        wrapped = textwrap.wrap(clean, COLUMNS, drop_whitespace=False)
+        lines += wrapped or [""]
     if len(lines) > MOST:
         lines = [*lines[:MOST - 1], "…"]
     return lines
 
 
+def _printable(line: str) -> str:
+    """A line with � for each letter that can't be shown."""
+    letters = []
+    for letter in line:
+        letters.append(letter if letter.isprintable() else "�")
+    return "".join(letters)
+
+
 def _frame_of(sheet: Sheet, steps: Sequence[int], request: str, longest: int) -> None:
     """What stays: the request, the road of the steps, the background of the answer."""
-    sheet.words(35, 42, "One request, asked again while the model learns", 21, bold=True)
-    asked = textwrap.wrap(" ".join(request.split()), 96, max_lines=2, placeholder=" …")
+    sheet.words(35, 42, TITLE, 21, bold=True)
+    one_line = " ".join(request.split())
+    asked = textwrap.wrap(one_line, 96, max_lines=2, placeholder=" …")
     sheet.lines(35, 72, asked, size=17, colour="soft")
+
     sheet.words(35, ROAD + 6, "optimizer steps", 17, "soft")
-    sheet.line([(_stop(steps, 0), ROAD), (_stop(steps, len(steps) - 1), ROAD)], "soft", 2)
+    begin = _stop(steps, 0)
+    end = _stop(steps, len(steps) - 1)
+    sheet.line([(begin, ROAD), (end, ROAD)], "soft", 2)
     for place, step in enumerate(steps):
         x = _stop(steps, place)
         sheet.circle(x, ROAD, 7, "page", 2)
         sheet.words(x, ROAD + 32, str(step), 17, "soft", "middle")
-    sheet.rectangle(35, CODE - 30, WIDTH - 70, longest * LINE + 32, "grey", radius=8, line=0)
+
+    height = longest * LINE + 32
+    sheet.rectangle(35, CODE - 30, WIDTH - 70, height, "grey", radius=8, line=0)
 
 
 def _stop(steps: Sequence[int], place: int) -> float:
     """Where a snapshot stands on the road: at its share of the steps, but apart from the others."""
-    first, last = 190.0, WIDTH - 55.0
+    first = 190.0
+    last = WIDTH - 55.0
     if len(steps) == 1:
         return last
-    by_step = (steps[place] - steps[0]) / (steps[-1] - steps[0])
+    since_first = steps[place] - steps[0]
+    by_step = since_first / (steps[-1] - steps[0])
     by_place = place / (len(steps) - 1)
     return first + (last - first) * (by_step + by_place) / 2
 
@@ -103,8 +130,9 @@ def _stop(steps: Sequence[int], place: int) -> float:
 def _snapshot(sheet: Sheet, place: int, steps: Sequence[int], lines: Sequence[str]) -> None:
     """What belongs to one snapshot: its stop is lit, and its answer stands below."""
     x = _stop(steps, place)
+    step = str(steps[place])
     sheet.circle(x, ROAD, 9, "blue-solid", 0)
-    sheet.words(x, ROAD + 32, str(steps[place]), 17, "ink", "middle", bold=True)
+    sheet.words(x, ROAD + 32, step, 17, "ink", "middle", bold=True)
     sheet.lines(50, CODE, lines, LINE, size=17, colour="ink", mono=True)
 
 
@@ -118,21 +146,33 @@ def _verdict(sheet: Sheet, verdict: str, passed: bool) -> None:
 
 def _motion(name: str, count: int) -> list[str]:
     """CSS: each snapshot is seen in its time. Without animation only the last one is."""
-    whole = EACH * (count - 1) + LAST
+    seconds = EACH * (count - 1) + LAST
     rules = []
     for place in range(count):
-        last = place == count - 1
-        begin = 100 * EACH * place / whole
-        end = 100.0 if last else 100 * EACH * (place + 1) / whole
-        seen = f"{begin:.2f}%, {end:.2f}% {{ opacity: 1 }}"
-        before = f"0%, {begin - 0.01:.2f}% {{ opacity: 0 }} " if place else ""
-        after = "" if last else f" {end + 0.01:.2f}%, 100% {{ opacity: 0 }}"
-        rules.append(f"@keyframes {name}-{place} {{ {before}{seen}{after} }}")
-        rules.append(f"#{name} .shot-{place} {{ opacity: {int(last)}; "
-                     f"animation: {name}-{place} {whole:g}s step-end infinite }}")
+        is_last = place == count - 1
+        begin = 100 * EACH * place / seconds  # per cent of the animation
+        end = 100.0
+        if not is_last:
+            end = 100 * EACH * (place + 1) / seconds
+        frames = _frames(begin, end)
+        opacity = 1 if is_last else 0
+        rules.append(f"@keyframes {name}-{place} {{ {frames} }}")
+        rules.append(f"#{name} .shot-{place} {{ opacity: {opacity}; "
+                     f"animation: {name}-{place} {seconds:g}s step-end infinite }}")
+
     still = f'#{name} g[class^="shot"] {{ animation: none }}'
     rules.append(f"@media (prefers-reduced-motion: reduce) {{ {still} }}")
     return rules
+
+
+def _frames(begin: float, end: float) -> str:
+    """CSS: seen from `begin` to `end`, in per cent of the animation, and not before or after."""
+    frames = [f"{begin:.2f}%, {end:.2f}% {{ opacity: 1 }}"]
+    if begin > 0:
+        frames.insert(0, f"0%, {begin - 0.01:.2f}% {{ opacity: 0 }}")
+    if end < 100:
+        frames.append(f"{end + 0.01:.2f}%, 100% {{ opacity: 0 }}")
+    return " ".join(frames)
 
 
 def main() -> None:
@@ -142,14 +182,15 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=FOLDER / "counter.svg")
     options = parser.parse_args()
     try:
-        found = json.loads(options.file.read_text(encoding="utf-8"))
-        pairs = [(int(step), str(text)) for step, text in found["snapshots"]]
-        text = animate(pairs, found["verdict"], found["passed"], found.get("request", ""),
-                       options.output.stem)
+        told = json.loads(options.file.read_text(encoding="utf-8"))
+        snapshots = [(int(step), str(text)) for step, text in told["snapshots"]]
+        request = told.get("request", "")
+        name = options.output.stem
+        drawing = animate(snapshots, told["verdict"], told["passed"], request, name)
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"{options.file} holds no snapshots as the head of this program describes "
                      f"them: {error!r}")
-    write(options.output, text)
+    write(options.output, drawing)
     print(f"drew {options.output}")
 
 

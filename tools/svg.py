@@ -8,12 +8,13 @@ trained or ours, green a result.
 """
 
 import re
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 Point = tuple[float, float]
+Attributes = dict[str, str | float]  # of an SVG element, in the order in which they're written
+DASHES: Attributes = {"stroke-dasharray": "6 5"}
 SMALLEST = 16.0  # size of the smallest words on a sheet of WIDTH: 7 pixels on a phone of 380
 WIDTH = 900
 SANS = "Helvetica, Arial, 'Liberation Sans', sans-serif"
@@ -59,7 +60,7 @@ class Sheet:
     Coordinates are in units of which WIDTH are the whole width, x to the right and y down.
     """
 
-    def __init__(self, name: str, height: float, title: str, description: str):
+    def __init__(self, name: str, height: float, title: str, description: str) -> None:
         """An empty sheet.
 
         Args:
@@ -79,24 +80,41 @@ class Sheet:
         """Put an SVG element of your own on the sheet."""
         self.body.append(element)
 
+    def _shape(self, tag: str, attributes: Attributes) -> None:
+        """Put an element without content on the sheet."""
+        written = _written(attributes)
+        self.add(f"<{tag} {written}/>")
+
     def rectangle(self, x: float, y: float, width: float, height: float, colour: str = "ink",
                   radius: float = 4, line: float = 1.5, dashed: bool = False) -> None:
         """A filled rectangle with an edge of width `line`; with 0 it has none."""
-        dashes = ' stroke-dasharray="6 5"' if dashed else ""
-        self.add(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
-                 f'class="{colour}" stroke-width="{line:g}"{dashes}/>')
+        attributes: Attributes = {
+            "x": x,
+            "y": y,
+            "width": width,
+            "height": height,
+            "rx": radius,
+            "class": colour,
+            "stroke-width": line}
+        if dashed:
+            attributes |= DASHES
+        self._shape("rect", attributes)
 
     def outline(self, x: float, y: float, width: float, height: float, colour: str = "soft",
                 radius: float = 4, line: float = 1.5, dashed: bool = True) -> None:
         """An edge alone: what lies below stays visible."""
-        dashes = ' stroke-dasharray="6 5"' if dashed else ""
-        self.add(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
-                 f'class="{colour}-line" stroke-width="{line:g}"{dashes}/>')
+        look = f"{colour}-line"
+        self.rectangle(x, y, width, height, look, radius, line, dashed)
 
     def circle(self, x: float, y: float, radius: float, colour: str, line: float = 1.5) -> None:
         """A filled circle around (x, y)."""
-        self.add(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" class="{colour}" '
-                 f'stroke-width="{line:g}"/>')
+        attributes: Attributes = {
+            "cx": x,
+            "cy": y,
+            "r": radius,
+            "class": colour,
+            "stroke-width": line}
+        self._shape("circle", attributes)
 
     def words(self, x: float, y: float, text: str, size: float = 17, colour: str = "ink",
               anchor: str = "start", bold: bool = False, mono: bool = False) -> None:
@@ -113,11 +131,20 @@ class Sheet:
         """
         if size < SMALLEST:
             raise ValueError(f"{text!r} in size {size:g}: nothing below {SMALLEST:g} can be read")
-        weight = ' font-weight="bold"' if bold else ""
-        family = f' font-family="{MONO}"' if mono else ""
-        look = f'class="{colour}-words"{weight}{family} xml:space="preserve"'
-        self.add(f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" {look}>'
-                 f'{escape(text, quote=False)}</text>')
+        attributes: Attributes = {
+            "x": x,
+            "y": y,
+            "font-size": size,
+            "text-anchor": anchor,
+            "class": f"{colour}-words"}
+        if bold:
+            attributes["font-weight"] = "bold"
+        if mono:
+            attributes["font-family"] = MONO
+        attributes["xml:space"] = "preserve"
+        written = _written(attributes)
+        content = escape(text, quote=False)
+        self.add(f"<text {written}>{content}</text>")
 
     def lines(self, x: float, y: float, texts: Iterable[str], step: float = 22,
               **look: object) -> None:
@@ -128,26 +155,26 @@ class Sheet:
     def line(self, points: Sequence[Point], colour: str = "ink", width: float = 2,
              dashed: bool = False) -> None:
         """A line through several points."""
-        road = "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
-        dashes = ' stroke-dasharray="6 5"' if dashed else ""
-        self.add(f'<path d="{road}" class="{colour}-line" stroke-width="{width:g}" '
-                 f'stroke-linejoin="round"{dashes}/>')
+        stops = [f"{x:g} {y:g}" for x, y in points]
+        attributes: Attributes = {
+            "d": "M" + "L".join(stops),
+            "class": f"{colour}-line",
+            "stroke-width": width,
+            "stroke-linejoin": "round"}
+        if dashed:
+            attributes |= DASHES
+        self._shape("path", attributes)
 
     def arrow(self, points: Sequence[Point], colour: str = "ink", width: float = 2,
               dashed: bool = False) -> None:
         """A line with a head at its last point; its last piece is horizontal or vertical."""
-        (before_x, before_y), (x, y) = points[-2], points[-1]
-        long, wide = 6 + 3 * width, 3 + 1.8 * width
-        if before_y == y:
-            back = x - long if x > before_x else x + long
-            head = f"{x:g},{y:g} {back:g},{y - wide:g} {back:g},{y + wide:g}"
-            end = (back, y)
-        else:
-            back = y - long if y > before_y else y + long
-            head = f"{x:g},{y:g} {x - wide:g},{back:g} {x + wide:g},{back:g}"
-            end = (x, back)
+        *_, before, tip = points
+        end, left, right = _head(before, tip, width)
         self.line([*points[:-1], end], colour, width, dashed)
-        self.add(f'<polygon points="{head}" class="{colour}-solid"/>')
+        corners = [f"{x:g},{y:g}" for x, y in (tip, left, right)]
+        self._shape("polygon", {
+            "points": " ".join(corners),
+            "class": f"{colour}-solid"})
 
     def cells(self, x: float, y: float, colours: Sequence[Sequence[str]], size: float = 26,
               labels: Sequence[Sequence[str]] | None = None) -> None:
@@ -160,34 +187,96 @@ class Sheet:
           labels: a letter for each cell, for those who can't tell the colours apart.
         """
         for row, names in enumerate(colours):
+            top = y + row * size
             for column, colour in enumerate(names):
-                left, top = x + column * size, y + row * size
-                self.rectangle(left, top, size, size, colour, radius=0, line=1.2)
-                if labels and labels[row][column]:
-                    self.words(left + size / 2, top + size / 2 + 6, labels[row][column],
-                               16, colour, "middle")
+                left = x + column * size
+                label = labels[row][column] if labels else ""
+                self._cell(left, top, size, colour, label)
+
+    def _cell(self, left: float, top: float, size: float, colour: str, label: str) -> None:
+        """One square of `cells`."""
+        self.rectangle(left, top, size, size, colour, radius=0, line=1.2)
+        if label:
+            middle = left + size / 2
+            baseline = top + size / 2 + 6
+            self.words(middle, baseline, label, 16, colour, "middle")
 
     def text(self) -> str:
         """The SVG file."""
         drawn = "\n".join(self.body)
         used = set(re.findall(r'class="([\w-]+)"', drawn))
-        light, dark = _looks(LIGHT), _looks(DARK)
-        style = [_rule(self.name, look, light[look]) for look in light if look in used]
-        style += self.rules
-        style.append("@media (prefers-color-scheme: dark) {")
-        style += [_rule(self.name, look, dark[look]) for look in dark if look in used]
-        style.append("}")
-        for look in used & light.keys():
-            plain = " ".join(f'{name}="{value}"' for name, value in light[look].items())
-            drawn = drawn.replace(f'class="{look}"', f'class="{look}" {plain}')
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" id="{self.name}" width="{WIDTH}" '
-            f'height="{self.height:g}" viewBox="0 0 {WIDTH} {self.height:g}" role="img" '
-            f'aria-labelledby="{self.name}-title {self.name}-desc" font-family="{SANS}">',
-            *self.head, "<style>", *style, "</style>", drawn, "</svg>", ""])
+        light = _looks(LIGHT)
+        for look, properties in light.items():
+            if look in used:  # the light colours as attributes, too
+                plain = _written(properties)
+                drawn = drawn.replace(f'class="{look}"', f'class="{look}" {plain}')
+
+        lines = [
+            self._opening(),
+            *self.head,
+            "<style>",
+            *self._rules(light, used),
+            *self.rules,
+            "@media (prefers-color-scheme: dark) {",
+            *self._rules(_looks(DARK), used),
+            "}",
+            "</style>",
+            drawn,
+            "</svg>",
+            ""]
+        return "\n".join(lines)
+
+    def _opening(self) -> str:
+        """The tag that opens the file."""
+        height = f"{self.height:g}"
+        written = _written({
+            "xmlns": "http://www.w3.org/2000/svg",
+            "id": self.name,
+            "width": WIDTH,
+            "height": height,
+            "viewBox": f"0 0 {WIDTH} {height}",
+            "role": "img",
+            "aria-labelledby": f"{self.name}-title {self.name}-desc",
+            "font-family": SANS})
+        return f"<svg {written}>"
+
+    def _rules(self, looks: Mapping[str, Mapping[str, str]], used: set[str]) -> list[str]:
+        """The lines of CSS for the looks that this sheet uses."""
+        rules = []
+        for look, properties in looks.items():
+            if look in used:
+                rules.append(_rule(self.name, look, properties))
+        return rules
 
 
-def _looks(colours: dict[str, Colour]) -> dict[str, dict[str, str]]:
+def _written(attributes: Mapping[str, str | float]) -> str:
+    """Attributes as they stand in a tag; numbers without needless digits."""
+    words = []
+    for name, value in attributes.items():
+        text = value if isinstance(value, str) else f"{value:g}"
+        words.append(f'{name}="{text}"')
+    return " ".join(words)
+
+
+def _head(before: Point, tip: Point, width: float) -> tuple[Point, Point, Point]:
+    """Where an arrow's line ends, and the two corners beside that end; the head's third is `tip`.
+
+    Args:
+      before, tip: the ends of the arrow's last piece, which is horizontal or vertical.
+      width: of its line.
+    """
+    x, y = tip
+    before_x, before_y = before
+    long = 6 + 3 * width
+    wide = 3 + 1.8 * width
+    if before_y == y:
+        back = x - long if x > before_x else x + long
+        return (back, y), (back, y - wide), (back, y + wide)
+    back = y - long if y > before_y else y + long
+    return (x, back), (x - wide, back), (x + wide, back)
+
+
+def _looks(colours: Mapping[str, Colour]) -> dict[str, dict[str, str]]:
     """{class: {property: value}}: every colour as a surface, a line, a solid and words."""
     looks = {}
     for name, colour in colours.items():
@@ -198,7 +287,8 @@ def _looks(colours: dict[str, Colour]) -> dict[str, dict[str, str]]:
     return looks
 
 
-def _rule(name: str, look: str, properties: dict[str, str]) -> str:
+def _rule(name: str, look: str, properties: Mapping[str, str]) -> str:
     """A line of CSS that holds inside one drawing only."""
-    values = "; ".join(f"{key}: {value}" for key, value in properties.items())
+    pairs = [f"{key}: {value}" for key, value in properties.items()]
+    values = "; ".join(pairs)
     return f"#{name} .{look} {{ {values} }}"

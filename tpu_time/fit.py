@@ -323,7 +323,7 @@ def will_it_fit(
     """Does notebook 03's step fit a slice, and how fast is it, as far as we predict that?
 
     Args:
-      kind: v5p, v5e or v6e.
+      kind: a name of `tables.hardware.CHIPS`, such as v5p.
       chips: of the slice (a v5p-8 has four).
       model: 31b, e2b or e4b.
       base_dtype: of the frozen base: bfloat16, int8 or nf4 (11).
@@ -479,7 +479,8 @@ def run_cost(
         "minutes": {part: minutes}.
         "hours", "dollars": of the whole run.
         "at_least": True if no speed is predicted, so that the bound stands in for it.
-        "hours_text", "dollars_text": the range that `bands` gives, or "≥" and the bound.
+        "hours_text", "dollars_text": the range that `bands` gives, or "≥" and the bound; no text
+          of dollars if the price isn't known (nan).
     """
     at_least = speed is None and fit.speed is None
     minutes = _minutes(fit, tokens, speed or fit.speed or fit.bound)
@@ -493,14 +494,16 @@ def run_cost(
         ends = [hours - predicted + low, hours - predicted + high]
         sign = ""
     hours_text = " to ".join(f"{end:.2f}" for end in ends)
-    dollars_text = " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)
+    dollars_text = ""
+    if not math.isnan(dollars_per_hour):
+        dollars_text = sign + " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)
     return {
         "minutes": minutes,
         "hours": hours,
         "dollars": hours * dollars_per_hour,
         "at_least": at_least,
         "hours_text": sign + hours_text,
-        "dollars_text": sign + dollars_text,
+        "dollars_text": dollars_text,
     }
 
 
@@ -549,7 +552,7 @@ def adapter_parameters(model: str) -> int:
 def price(kind: str, chips: int) -> float:
     """Dollars per hour of a slice, on demand (tables/hardware.py says where we have them from).
 
-    Not a number (nan) if nobody rents that kind of chip by the hour.
+    Not a number (nan) if the table has no price of that kind of chip.
     """
     rate = chip(kind).dollars_per_hour
     return math.nan if rate is None else chips * rate

@@ -77,7 +77,7 @@ class Box:
     """Chips of one kind in a box.
 
     Attributes:
-      chip: v5p, v5e or v6e.
+      chip: a name of `tables.hardware.CHIPS`.
       shape: chips along x, y and z, as in a topology's name: (2, 2, 1).
       coordinates: (x, y, z) of every partition of the program, in the mesh's order. Empty: x counts
         fastest, then y, then z, which is how JAX numbers the devices of a slice.
@@ -125,14 +125,32 @@ class Box:
         return [np.unique(column) for column in places.T]
 
     def ring(self, dimension: int) -> bool:
-        """Whether the chips along a dimension are closed to a ring (scaling book, part 2)."""
-        if self.chip == "v5p":  # by optical switches between full cubes
+        """Whether the chips along a dimension are closed to a ring (scaling book, part 2).
+
+        Raises:
+          UserError: nothing here knows how chips of this kind are wired.
+        """
+        if self.torus == 3:  # by optical switches between full cubes
             return all(size % 4 == 0 for size in self.shape)
-        return self.shape[dimension] == 16  # v5e and v6e: where it is the whole pod's
+        return self.shape[dimension] == 16  # in two dimensions: where it is the whole pod's
+
+    @property
+    def torus(self) -> int:
+        """Dimensions of the torus that chips of this kind are wired to: 2 or 3.
+
+        Raises:
+          UserError: nothing here knows it.
+        """
+        if not self.spec.torus:
+            raise UserError(
+                f"nothing here knows how {self.chip} chips are wired, so no transfer between them "
+                "can be timed. Give their row in tables/hardware.py a torus: 2 or 3 dimensions."
+            )
+        return self.spec.torus
 
     def snakes(self, group: Group) -> bool:
         """Whether collectives of a group go through its 2 x 4 chips one by one (`SNAKE`)."""
-        if self.chip not in ("v5e", "v6e") or len(group) != 8:
+        if self.torus != 2 or len(group) != 8:
             return False
         extents = sorted(len(column) for column in self.columns(group))
         return extents[-2:] == [2, 4]
@@ -174,11 +192,16 @@ def box_of(name: str) -> Box:
     """The `Box` of a slice by Google's name, such as "v5p-8".
 
     Raises:
-      UserError: the table of slices has no such name.
+      UserError: it's no slice, or the table of slices doesn't say how its chips stand.
     """
     named = slice_of(name)
+    if not named.topology:
+        raise UserError(
+            f"nothing here knows how the chips of a {name} stand, so no program can be timed on "
+            "it. Give it a row with a topology in SLICES in tables/hardware.py, or pass a Box."
+        )
     sizes = [int(size) for size in named.topology.split("x")]
-    sizes.append(1)  # v5e and v6e have no z
+    sizes.append(1)  # a slice of a two-dimensional torus has no z
     return Box(chip=named.kind, shape=tuple(sizes[:3]))
 
 

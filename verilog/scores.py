@@ -60,6 +60,16 @@ def grade(benchmark: Benchmark, answers: Mapping[str, Sequence[str]]) -> Floats:
     return np.array(means)
 
 
+def texts_of(samples: Samples, plan: str) -> dict[str, list[str]]:
+    """The answers of one plan as `grade` takes them: {problem's name: [texts]}, in their order."""
+    texts: dict[str, list[str]] = {}
+    for place in sorted(samples):
+        plan_name, problem, _ = place
+        if plan_name == plan:
+            texts.setdefault(problem, []).append(samples[place]["text"])
+    return texts
+
+
 class Answer(NamedTuple):
     """A saved answer with what it answers, and the plan that asked for it."""
 

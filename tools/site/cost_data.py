@@ -6,13 +6,14 @@ from tpu_time import bands, fit
 
 
 def _row(step: fit.Fit, dollars: float) -> dict:
-    """One slice and base dtype, under the names that cost.md's script reads."""
+    """One slice and base dtype, under the names that cost.js reads; no price: None."""
     return {"slice": step.slice, "model": step.model, "base": step.base_dtype, "remat": step.remat,
             "rows": step.rows, "length": step.row_length, "fits": step.fits,
             "compiled": step.compiled, "gib": round(step.total, 2), "limit": round(step.limit, 2),
             "speed": step.speed or step.bound, "predicted": step.speed is not None,
             "stepTokens": fit.step_tokens(step), "forward": 2 / fit.STEP_FLOPS[step.remat],
-            "answers": fit.answer_minutes(step), "pace": step.pace, "price": dollars}
+            "answers": fit.answer_minutes(step), "pace": step.pace,
+            "price": None if math.isnan(dollars) else dollars}
 
 
 def page_data() -> dict:
@@ -22,7 +23,9 @@ def page_data() -> dict:
         rows.append(_row(step, dollars))
     for step, dollars in fit.renters_rows(fit.SMALL, fit.ONE_CHIP | fit.SLICES):
         rows.append(_row(step, dollars))
-    saved = {model: 12 * fit.adapter_parameters(model) / 1e9 for model in fit.CHECKPOINT_GB}
+    saved = {}
+    for model in fit.CHECKPOINT_GB:
+        saved[model] = fit.ADAPTER_BYTES * fit.adapter_parameters(model) / 1e9
     return {"rows": rows, "fill": fit.FILL, "every": fit.EVERY, "saveEvery": fit.SAVE_EVERY,
             "heldOut": fit.HELD_OUT, "gbPerS": fit.GB_PER_S,
             "miss": math.exp(bands.typical_miss()), "compileMinutes": fit.COMPILE_MINUTES,

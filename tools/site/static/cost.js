@@ -28,7 +28,7 @@
     const ends = row.predicted ? [1 / data.miss, data.miss].map(by => hours + unsure * (by - 1)) : [hours];
     const text = (unit, digits) => (row.predicted ? "" : "≥ ") +
         ends.map(end => (end * unit).toFixed(digits)).join(" to ");
-    return {parts, hours: text(1, 2), dollars: text(price, 1)};
+    return {parts, hours: text(1, 2), dollars: price === null ? "" : text(price, 1)};
   }
 
   function fill(table, rows) {
@@ -56,7 +56,8 @@
     if (event && event.target.name === "price") prices[chosen] = Number(want("price"));
     const priceOf = row => prices[row.slice] ?? row.price;
     const row = rows.find(row => row.slice === chosen);
-    if (!event || event.target.name !== "price") form.elements.price.value = priceOf(row).toFixed(2);
+    if (!event || event.target.name !== "price")
+      form.elements.price.value = priceOf(row) === null ? "" : priceOf(row).toFixed(2);
     fill(document.getElementById("cost-slices"), rows.map(row => {
       const sum = cost(row, tokens, priceOf(row));
       return [row.slice, row.fits ? "yes" : "no",
@@ -67,7 +68,7 @@
     }));
     const sum = cost(row, tokens, priceOf(row));
     document.getElementById("cost-title").textContent = row.fits
-      ? `${chosen}: ${sum.hours} hours, ${sum.dollars} dollars for` +
+      ? `${chosen}: ${sum.hours} hours, ${sum.dollars || "unknown"} dollars for` +
         ` ${tokens.toLocaleString("en-US")} tokens` : `${chosen} does not hold it.`;
     fill(document.getElementById("cost-parts"),
          row.fits ? sum.parts.map(([name, minutes, from]) => [name, minutes.toFixed(1), from]) : []);
