@@ -41,7 +41,7 @@
 # ## Before we start
 # **00 quickstart** · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
-# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
+# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb) · [14 JAX](14_jax.ipynb)
 
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
@@ -362,7 +362,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # |---|---|
 # | your own chats | [own data](own_data.ipynb): bring a file, on Colab or Kaggle |
 # | rows, masks, packing | [02](02_data.ipynb) |
-# | LoRA, the step, the loop | [03](03_train.ipynb), with JAX in ten minutes |
+# | LoRA, the step, the loop | [03](03_train.ipynb), after [14](14_jax.ipynb), JAX in ten minutes |
 # | the trained A and B | [04](04_merge.ipynb) merges them into a model that any engine loads |
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after a longer training |

@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
-# | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, verilog-eval's prompts by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
+# | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
 # | **Time and cost** | tiny: about 15 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
@@ -33,7 +33,7 @@
 # ## Before we start
 # [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · **02 data** · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
-# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
+# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb) · [14 JAX](14_jax.ipynb)
 
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
@@ -54,15 +54,14 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings, and one row
-# **What do you have to decide before you look at any data?** Four things. `source` is the dataset. `system`
-# is the one sentence that opens every prompt, here and in every request later in the series. `rows` is how
-# much of the dataset you use; the published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321.
-# `max_tokens` says which examples are too long. (On Kaggle's v5e-8 that's 2,048 tokens, because its chips are
-# small. You lose the longest examples, which hold 8 % of the published data's tokens.)
+# **What do you have to decide before you look at any data?** Five things:
 #
-# You choose the model here, too. `base` is a name on the hub or a folder, and it can be a Gemma 4 31B, 12B,
-# E4B or E2B. If you want to serve the 31B in four bits later (04, section 4), tune
-# `google/gemma-4-31B-it-qat-q4_0-unquantized`: it's the same model, trained with four bits in mind.
+# - `source` is the dataset.
+# - `rows` says how much of it you use. The published recipe (h2loop, arXiv 2605.25645) used 10,000 of 87,321.
+# - `system` is the one sentence that opens every prompt, here and in every request later in the series.
+# - `base` is the model, a name on the hub or a folder. It can be a Gemma 4 31B, 12B, E4B or E2B.
+# - `max_tokens` says which examples are too long. (On Kaggle's v5e-8 that's 2,048 tokens, because its chips are
+#   small. You lose the longest examples, which hold 8 % of the published data's tokens.)
 
 # %%
 import json
@@ -74,7 +73,7 @@ import numpy as np
 import pandas as pd
 
 import verilog
-from helpers import chat, data, packing, remote, style
+from helpers import chat, data, late_mask, packing, remote, style
 from tables import hardware
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
@@ -123,6 +122,8 @@ counter = next((row for row in rows if "goes up when" in str(row)), rows[0])
 print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 
 # %% [markdown]
+# **One dataset, one sentence, one model: the later pages take them from here.**
+#
 # ## 2. Your own data
 # **Can you bring your own chats?** Yes, because only the dataset is about hardware. Set `source` to a file, a
 # folder or a dataset of the hub (`name`, `name:configuration`, `name@revision`), and `system` to your own
@@ -141,60 +142,40 @@ FORMS = [
     {"prompt": ask, "completion": reply},
     {"prompt": ask, "response": f"```verilog\nmodule m;\n{reply}\nendmodule\n```"}]
 understood = [data.as_messages(data.clean(row)[0], None) for row in FORMS]
-assert all(messages == understood[0] for messages in understood[:4])
-pd.DataFrame([(data.form_of(row), json.dumps(row)) for row in FORMS],
-             columns=["form", "a row of it"])
+style.words(pd.DataFrame({
+    "form": [data.form_of(row) for row in FORMS],
+    "a row of it": [json.dumps(row) for row in FORMS],
+    "understood as": [data.in_short(messages) for messages in understood]}))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The first four. `prompt` and `response` are CodeV-R1's columns: a request, and an answer with one fenced
-# Verilog module. If your answers are plain text, rename `response` to `completion`.
+# The first four, as the last column shows. `prompt` and `response` are CodeV-R1's columns: a request, and an answer
+# with one fenced Verilog module (a *fence* is a line of three backticks, before and after it). If your answers are
+# plain text, rename `response` to `completion`.
 #
 # </details>
 #
-# Here's a file with ten chats. Which of them become training examples, and which are dropped?
+# Here's a file with ten chats. **Which of them become training examples, and which are dropped?**
 
 # %%
-tokenizer = chat.load_tokenizer(cfg.base)
-own_rows = [data.clean(row) for row in data.read_rows("data/own_example.jsonl")]
-own_chats = [data.as_messages(example, cfg.system) for example, problem in own_rows if not problem]
-own_dropped = Counter(problem for _, problem in own_rows if problem)
-print(f"{len(own_rows)} rows, {len(own_chats)} chats; dropped: {dict(own_dropped)}")
-longest = max(own_chats, key=len)
-ids, mask = chat.render(tokenizer, longest)
-style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_own",
-                  f"A chat with two answers: {sum(mask)} of {len(ids)} tokens are trained")
-
-# %% [markdown]
-# Blue tokens are trained, and grey ones are only read. Both answers are trained, each with the `<turn|>`
-# that ends it. (Ignore `thought` until section 4.) A chat that brings its own system message keeps it, and
-# all others get `cfg.system`. A message with `"weight": 0` or `"train": false` is read but not learned.
-#
-# **What should a model learn from a chat with tools?** It writes the call, but somebody else writes
-# the result.
+own_rows = data.read_rows("data/own_example.jsonl")
+style.words(pd.DataFrame({"chat": [data.in_short(row["messages"]) for row in own_rows]}))
 
 # %%
-add = {"name": "add", "description": "Adds two numbers.", "parameters": {
-    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}
-calls = [{"id": "1", "function": {"name": "add", "arguments": {"a": 4, "b": 8}}}]
-with_tools = {"tools": [add], "messages": [
-    {"role": "user", "content": "How wide is the bus?"},
-    {"role": "assistant", "content": None, "tool_calls": calls},
-    {"role": "tool", "tool_call_id": "1", "content": "12"},
-    {"role": "assistant", "content": "The bus is 12 bits wide."}]}
-example, _ = data.clean(with_tools)
-ids, mask = chat.render(tokenizer, data.as_messages(example, None))
-style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tools",
-                  f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
+own_cleaned = [data.clean(row) for row in own_rows]
+own_chats = [data.as_messages(example, cfg.system) for example, problem in own_cleaned
+             if not problem]
+own_dropped = Counter(problem for _, problem in own_cleaned if problem)
+print(f"{len(own_chats)} of {len(own_rows)} become examples; dropped: {dict(own_dropped)}")
 
 # %% [markdown]
-# The call is trained, and so is the `<|tool_response>` after it, because that's where the model has to stop
-# and wait. The result is only read. Then the same turn goes on with the answer. **Everything the model
-# writes is trained, and nothing else.**
+# A chat that brings its own system message keeps it, and all others get `cfg.system`. A message with `"weight": 0`
+# or `"train": false` is read but not learned. At size tiny a chat has to stay below some 600 letters, because this
+# tokenizer knows little but Verilog and needs many tokens for anything else. So look at your rows here, and then
+# train Gemma 4 E2B on them.
 #
-# At size tiny a chat has to stay below some 600 letters, because this tokenizer knows little but Verilog and
-# needs many tokens for anything else. So look at your rows here, and then train Gemma 4 E2B on them.
+# **Any chat that ends with an answer can be trained on.**
 #
 # ## 3. Keep only the answer
 # **How much of a CodeV-R1 answer do we want?** It opens with reasoning inside `<think>`, and the module
@@ -223,8 +204,7 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 # %% [markdown]
 # <details><summary><b>Why not keep them all?</b></summary>
 #
-# With two fences we'd have to guess, and a module cut in the middle teaches broken Verilog. A dropped row
-# costs one row, but a wrong row gets learned.
+# With two fences we'd have to guess, and a module cut in the middle teaches broken Verilog.
 #
 # </details>
 #
@@ -247,6 +227,8 @@ pd.DataFrame([(problem, count, row_ends[problem]) for problem, count in dropped.
              columns=["dropped because", "rows", "the end of one of them"])
 
 # %% [markdown]
+# **A dropped row costs one row, but a wrong row gets learned.**
+#
 # ## 4. From text to tokens: the model's own chat template
 # **What does a model see of a chat?** No text at all, only token ids, and a few of those are control tokens:
 # a turn opens with `<|turn>` and closes with `<turn|>`. A *chat template* that comes with the model writes
@@ -254,7 +236,7 @@ pd.DataFrame([(problem, count, row_ends[problem]) for problem, count in dropped.
 # what the template writes, token by token.
 
 # %%
-special = chat.special_ids(tokenizer)
+tokenizer = chat.load_tokenizer(cfg.base)
 question = [{"role": "user", "content": ask}]
 stored = [*question, {"role": "assistant", "content": reply}]
 print("a stored chat:     ", repr(tokenizer.apply_chat_template(stored, tokenize=False)))
@@ -269,7 +251,8 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # An *empty thought channel*: `<|channel>thought`, a newline, `<channel|>`. The larger Gemma 4 models (12B,
 # 26B, 31B) end a question with it, as if to say: thinking is over, answer now. A stored chat doesn't have
 # it. So if you train on the stored form, you train on a prompt that the server never sends, and the
-# fine-tune can end up worse than its base (reported for the 31B in discussion 77 on its hub page).
+# fine-tune can end up worse than its base (reported for the 31B in discussion 77 on its hub page). The template of
+# the small models (E2B, E4B) writes no empty thought, and then we don't either.
 #
 # </details>
 #
@@ -281,176 +264,143 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # <|turn>model
 # <|channel>thought
 # <channel|>answer<turn|>
-#           └── trained from here on (of the prompt only earlier answers are)
+#           └── trained from here on; in a longer chat the earlier answers are trained, too
 # ```
 #
 # `chat.render` builds the tokens and the mask together, so there's nothing to align later, and notebooks 05
 # and 07 send prompts that come from the same function. It encodes contents with control tokens switched
-# off: a user who types `<turn|>` gets those seven characters, not the end of a turn. The template of the
-# small models (E2B, E4B) writes no empty thought, and then we don't either.
+# off: a user who types `<turn|>` gets those seven characters, not the end of a turn.
 #
 # Here's the picture to keep: our counter as the model sees it.
 
 # %%
-def letters(messages):
-    return sum(len(message["content"]) for message in messages)
-
-
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]
-counters = [messages for messages in chats if "goes up when" in messages[-2]["content"]]
-running = counters[0] if counters else min(chats, key=letters)
+running = data.running_example(chats)
 ids, mask = chat.render(tokenizer, running)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter",
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# How do we know that these ids are right? 05 compares them with the server's, and a test compares them with
-# transformers' own.
+# Blue tokens are trained, and grey ones are only read. How do we know that these ids are right? 05 compares them with
+# the ids that the server computes, and a test compares them with those that transformers computes.
 #
-# ### A trap: counting pieces
-# The published recipe tokenised the whole chat, and then every piece of it again to count lengths. Its
-# tokenizer adds `<bos>` and `<eos>` on each call, so its mask starts six tokens late and trains tokens
-# after the end of the turn. ([10](10_published.ipynb) has the rest.)
+# ### Several answers, and tools
+# **What should a model learn from a chat with tools?** It writes the call, but somebody else writes the result.
 
 # %%
-def published_row(tokenizer, prompt, answer):
-    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
-    def encode(text):  # the adapter's default adds both, whatever the caller asks for
-        inside = tokenizer.encode(text, add_special_tokens=False)
-        return [tokenizer.bos_token_id, *inside, tokenizer.eos_token_id]
-
-    pieces = ["<|turn>user\n", f"{prompt}<turn|>\n", "<|turn>model\n", f"{answer}<turn|>\n"]
-    ids = encode("".join(pieces))
-    ends = 1 + np.cumsum([len(encode(piece)) for piece in pieces])
-    places = np.arange(len(ids))
-    return ids, ((ends[2] <= places) & (places < ends[3])).tolist()
-
+add = {"name": "add", "description": "Adds two numbers.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}
+calls = [{"id": "1", "function": {"name": "add", "arguments": {"a": 4, "b": 8}}}]
+with_tools = {"tools": [add], "messages": [
+    {"role": "user", "content": "How wide is the bus?"},
+    {"role": "assistant", "content": None, "tool_calls": calls},
+    {"role": "tool", "tool_call_id": "1", "content": "12"},
+    {"role": "assistant", "content": "The bus is 12 bits wide."}]}
+example, _ = data.clean(with_tools)
+ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tools",
+                  f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
 
 # %% [markdown]
-# Let's compare that mask with ours on one row. What should be trained is easy to say: the answer's own tokens,
-# and the token that ends the turn.
+# The call is trained, and so is the `<|tool_response>` after it, because that's where the model has to stop
+# and wait. The result is only read. Then the same turn goes on with the answer.
+#
+# In the same way a chat with two answers becomes one example, and both are trained. There's a price. Only the last
+# answer stands behind the empty thought; the earlier one is stored without it, as it'll be when the model reads it again.
+# The exercise makes one example of each answer instead.
+#
+# **Everything the model writes is trained, and nothing else.**
+#
+# ### A trap: counting pieces
+# **What if you count where the answer begins, instead of building it?** The published recipe tokenised the whole
+# chat, and then every piece of it again to count lengths. Its tokenizer adds two tokens, `<bos>` and `<eos>` (begin
+# and end of a sequence), to each piece. Three pieces come before the answer, so its mask starts 3 × 2 = 6 tokens late,
+# and trains tokens after the end of the turn. ([10](10_published.ipynb) has the rest.)
+#
+# (That recipe also sends another prompt, without our system message and without the thought channel. Only the orange
+# and red tokens are the mask's fault.)
 
 # %%
-def answer_places(numbers, target):
-    """True where `target` stands for the first time: what should be trained."""
-    should = [False] * len(numbers)
-    for first in range(len(numbers)):
-        if numbers[first:first + len(target)] == target:
-            should[first:first + len(target)] = [True] * len(target)
-            break
-    return should
-
-
 compared = running
 if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no such chat
     compared = understood[0]
-prompt, answer = compared[-2]["content"], compared[-1]["content"]
-ways = {"The published way": published_row(tokenizer, prompt, answer),
-        "Ours": chat.render(tokenizer, compared)}
-target = [*chat.encode_texts(tokenizer, [answer])[0], special[chat.TURN_END]]
-
-# %%
-fig, axes = style.figure(11, 5.4, columns=2)
-for ax, (name, (numbers, trained)) in zip(axes, ways.items()):
-    should = answer_places(numbers, target)
-    pieces = [tokenizer.decode([number]) for number in numbers]
-    style.draw_tokens(ax, pieces, trained, should, columns=70)
-    rightly = sum(np.logical_and(trained, should))
-    ax.set_title(f"{name}: {rightly} of {len(target)} answer tokens trained")
-for ax in axes:
-    ax.set_ylim(max(other.get_ylim()[0] for other in axes), 0)
-handles = [axes[0].bar(0, 0, color=box, label=name) for name, box, _ in style.TOKEN_LOOK.values()]
-fig.legend(handles=handles, loc="outside upper center", ncols=4, fontsize=9)
-style.finish(fig, "02_tokens", "one row of this dataset, both ways, computed above")
+style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
+             "one row of this dataset, both ways, computed above")
+style.fold_source("published_row: how the recipe counts", late_mask.published_row)
 
 # %% [markdown]
 # ### What does a mask in the wrong place do?
-# The loss won't tell you: it falls in every case. So we trained the tiny base on these rows with three
-# different masks, with the same tokens, steps and seed, and let 07's judge count what passes. **Which of the
-# three would you bet on, and which one fails completely?**
+# We trained the tiny base three times, with the same rows, steps and seed. One mask trains the answer, one trains the
+# prompt as well, and one starts six tokens late. 07's judge counted what passes. **Which mask fails completely, and does
+# its loss give it away?**
 
 # %%
-runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/masks").glob("*.csv"))])
-masks = ["answers", "prompts, too", "six tokens late"]
-fig, ax = style.figure(8, 2.4)
-for place, name in enumerate(masks):
-    seeds = runs[runs["mask"] == name]
-    shares = seeds.drawn / seeds.answers_drawn
-    ax.barh(place, shares.mean(), color=style.SKY)
-    ax.plot(shares, [place] * len(shares), "o", color=style.BLUE)
-    ax.annotate(f" {shares.mean():.0%}", (shares.max(), place), va="center", fontsize=11)
-ax.set(yticks=range(len(masks)), yticklabels=masks, xlim=(0, 1), ylim=(2.6, -0.6),
-       title="What three masks taught",
-       xlabel="share of 190 drawn answers that pass; a dot is a seed")
-style.finish(fig, "02_masks", f"data/masks: tiny, {runs.steps.iloc[0]} steps each, measured")
+runs = late_mask.read_runs()
+style.finish(late_mask.draw_runs(runs), "02_masks",
+             f"data/masks: tiny, {runs.steps.iloc[0]} steps each, measured")
+for name, of_mask in runs.groupby("mask"):
+    print(f"{late_mask.NAMES[name]:27} loss {of_mask.loss.mean():.4f}, greedily "
+          f"{of_mask.greedy.mean():.0f} of {of_mask.problems.iloc[0]} problems")
 
 # %% [markdown]
+# The loss won't tell you. The mask that passes nothing ends with a loss as low as the right one. (The middle loss is
+# higher because it's over other tokens: prompts are hard to guess.)
+#
 # <details><summary><b>Why does the late mask fail?</b></summary>
 #
-# It never trains the first six tokens of an answer, which are the opening code fence (three backticks and
-# `verilog`) and the start of the module's header. So the model doesn't learn how to begin, and everything else
-# that it learned comes after a beginning.
+# Its first six tokens of an answer, the opening fence and the start of the module's header, are never trained. So
+# most likely the model never learns to begin an answer, and the rest is useless without the beginning.
 #
 # </details>
 #
-# If the prompts are trained, too, the model learns less of what you wanted in the same steps. (That's one seed
-# so far; `python -m appendix.masks` makes two more.) **A wrong mask raises no error and doesn't stop the loss from
-# falling. Look at the tokens.**
+# If the prompt is trained, too, the same steps teach less of what you wanted, in these runs: sampled, far fewer answers
+# pass, and greedily a few problems less. (`python -m appendix.masks` adds two seeds.)
+#
+# **A wrong mask raises no error, and the loss doesn't show it. Look at the tokens.**
 #
 # ## 5. Is the test in the training set?
 # **Could a model have seen the exam?** If it has, passing proves nothing. `data.overlap` compares every
 # training prompt with every evaluation prompt, in two ways. Prompts that are equal except for case, spaces
-# and line breaks get dropped in section 6. For the rest we use the usual yardstick, which is 13 words in a
-# row: which share of an exam prompt's runs is also in one training prompt? (An exam prompt with fewer words
-# counts as one run.)
+# and line breaks get dropped in section 6. For the rest we use the usual yardstick, runs of 13 consecutive words: what
+# share of an exam prompt's runs also stands in a single training prompt? (An exam prompt with fewer words is one run.)
 
 # %%
 def exam_prompts(evaluation):
     """{name: prompt} of a folder of Verilog problems, or of a .jsonl file of questions."""
     if evaluation.endswith(".jsonl"):
-        return {question.name: question.prompt
-                for question in verilog.questions(evaluation).problems}
+        problems = verilog.questions(evaluation).problems
+        return {question.name: question.prompt for question in problems}
     if Path(evaluation).is_file():
         raise helpers.UserError(f"evaluation={evaluation!r} is a file. Name a folder of problems, "
                                 "or a .jsonl file with a question and its answer on each line.")
-    prompts = {}
-    for path in sorted(remote.checkout(evaluation).glob("*_prompt.txt")):
-        prompts[path.name.removesuffix("_prompt.txt")] = path.read_text(encoding="utf-8")
-    return prompts
+    return data.read_exams(remote.checkout(evaluation))
 
 
-exams = {}
-if cfg.evaluation:
-    exams = exam_prompts(cfg.evaluation)
-questions, example_of = [], []  # a chat may ask several; example_of: where it stands in examples
-for place, example in enumerate(examples):
-    for message in example["before"]:
-        if message["role"] == "user":
-            questions.append(message["content"])
-            example_of.append(place)
+exams = exam_prompts(cfg.evaluation) if cfg.evaluation else {}
+questions, example_of = data.questions_of(examples)
 exact_questions, closest = data.overlap(questions, exams)
 exact = {example_of[question] for question in exact_questions}
-near = sorted(closest.items(), key=lambda item: -item[1][0])
 print(f"{len(exact)} training examples ask one of {len(exams)} evaluation prompts")
-pd.DataFrame([(name, f"{share:.0%}", exams[name].strip()[-90:], questions[place].strip()[-90:])
-              for name, (share, place) in near[:4] if share],
-             columns=["evaluation prompt", "shared runs", "it ends with", "the closest row ends"])
+style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 
 # %% [markdown]
-# **Most of the first prompt is in a training row, too. Is that a leak?**
+# **Much of these prompts is in a training row, too. Is that a leak?**
 #
 # <details><summary>Answer</summary>
 #
-# Nearly. Only the width differs (32 bits, not 16), because the program that wrote the tiny data has just one
-# set of phrases. In real data it would be an alarm, and CodeV-R1's authors did remove rows close to VerilogEval.
+# Look at the last two columns: they hold the words that only one of the two has. If that's little more than a width
+# or a name, it's nearly a leak. The program that wrote the tiny data has just one set of phrases, so that can't be
+# avoided there. In real data it would be an alarm, and CodeV-R1's authors did remove rows close to verilog-eval.
 #
 # </details>
+#
+# **Compare before you train. Afterwards nobody can tell.**
 #
 # ## 6. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the
 # middle of a module. The limit is a trade-off. If it's low, we lose examples. If it's high and each example
-# gets a row of its own, most of a row is padding. In the last column of the table several whole examples share
-# a row (section 7), and then a high limit wastes little.
+# gets a row of its own, as long as the limit, most of a row is padding. The last two columns show what packing does:
+# several whole examples share a row (section 7). Then a high limit wastes little.
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
@@ -460,8 +410,10 @@ if not lengths.min() <= cfg.max_tokens <= cfg.sequence_length:
                             f"shortest has {lengths.min()} tokens), or does not fit into rows of "
                             f"{cfg.sequence_length} (sequence_length).")
 print(f"{len(lengths):,} examples, {lengths.sum():,} tokens")
-limits = sorted({*np.percentile(lengths, [50, 90, 99, 100]).astype(int).tolist(), cfg.max_tokens})
-packing.length_study(lengths, limits, cfg.sequence_length, cfg.seed).map("{:.1%}".format)
+limits = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
+limits = sorted({*limits.tolist(), cfg.max_tokens})
+study = packing.length_study(lengths, limits, cfg.sequence_length, cfg.seed)
+study.style.format("{:.1%}").format("{:,}", subset=["packed: row length"])
 
 # %% [markdown]
 # We hold out a few percent for validation. **Why not simply take the last hundred rows?**
@@ -491,6 +443,8 @@ table = {"rows read": len(rows), **{f"dropped: {why}": -count for why, count in 
 pd.Series(table, name="rows").to_frame()
 
 # %% [markdown]
+# **Drop what's too long, never cut it, and hold out by prompt.**
+#
 # ## 7. Packing
 # **How do several examples share a row without seeing each other?** Four arrays say what is what. `tokens`
 # and `loss_mask` you know. `segment_ids` number the examples of a row 1, 2, 3 …, with 0 for padding.
@@ -501,64 +455,58 @@ pd.Series(table, name="rows").to_frame()
 # fullest row that still has room for it. That's called best fit.
 
 # %%
-helpers.show_source(packing.pack_arrays)
-arrays = {name: packing.pack_arrays([all_ids[i] for i in part], [all_masks[i] for i in part],
-                                    cfg.sequence_length, cfg.seed) for name, part in parts.items()}
-train = arrays["train"]
-fill = (train["segment_ids"] > 0).mean()
-per_row = len(parts["train"]) / len(train["tokens"])
-print(f"{len(parts['train']):,} examples in {len(train['tokens']):,} rows of "
-      f"{cfg.sequence_length:,}: {per_row:.1f} per row, {fill:.1%} of the places are real tokens")
+helpers.show_source(packing.fill_rows)
+arrays = {}
+for name, part in parts.items():
+    ids, masks = [all_ids[i] for i in part], [all_masks[i] for i in part]
+    arrays[name] = packing.pack_arrays(ids, masks, cfg.sequence_length, cfg.seed)
+facts = packing.facts_of(arrays, {name: len(part) for name, part in parts.items()})
+print(f"{facts['train_examples']:,} examples in {facts['train_rows']:,} rows of "
+      f"{cfg.sequence_length:,}: {facts['examples_per_row']:.1f} per row, {facts['fill']:.1%} of "
+      "the tokens are real")
 
 # %% [markdown]
 # **With one example in each row, how much of a row is padding?**
 
 # %%
+train = arrays["train"]
 single_rows = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
                for i in parts["train"][:10]]
 alone = {name: np.concatenate([row[name] for row in single_rows]) for name in train}
-fig, axes = style.figure(9, 4.6, rows=2)
 real = (alone["segment_ids"] > 0).mean()
-style.draw_rows(axes[0], alone, f"One example per row: {real:.0%} real tokens")
-style.draw_rows(axes[1], train, f"Packed: {fill:.1%} real tokens")
-axes[1].set(xlabel="place in the row (white is padding; light: context, dark: trained)")
+packed = (train["segment_ids"][:10] > 0).mean()
+fig, axes = style.figure(7.74, 4.6, rows=2)
+style.draw_rows(axes[0], alone, f"One example per row: these ten are {real:.0%} full")
+style.draw_rows(axes[1], train, f"Packed: these ten are {packed:.0%} full, all {facts['fill']:.0%}")
+axes[1].set(xlabel="token of the row (white: padding; light: context; dark: trained)")
 style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 
 # %% [markdown]
-# Each colour is an example. A padding token costs a step almost as much as a real one, so the lower picture
-# trains about three times as much text for the same arithmetic. Real examples vary more in length and fill the
+# Within a row each colour is an example. A padding token costs a step almost as much as a real one, so the lower rows
+# train more text for the same arithmetic, three times as much in the tiny data. Real examples vary more in length and fill the
 # rows better still. With CodeV-R1's published lengths, packed rows of 4,096 are at least 95 % full
 # (`tests/test_data.py`); with one example in each row of 3,072 it would be 30 %. **Packing is the cheapest
 # speed-up in this series.**
 #
 # ## 8. Save for notebook 03
-# What does 03 need? Four plain `.npy` files each for training and validation, which it maps into memory.
-# `samples.json` holds three held-out examples that 03 asks before and after training. `meta.json` says what
-# later notebooks have to agree with, and has the hash of each file.
+# **What does 03 need?** Four plain `.npy` files each for training and validation, which it maps into memory.
+# `samples.json` holds three held-out examples that 03 asks before and after training. `meta.json` records the
+# settings that later notebooks must agree with, and a hash of each file.
 
 # %%
-meta = asdict(cfg) | {
+meta = asdict(cfg) | facts | {
     "size": helpers.size(), "rows_in": len(rows), "rows_kept": len(kept), "dropped": dict(dropped),
-    "tokens": int((train["segment_ids"] > 0).sum()), "fill": float(fill),
-    "trained_tokens": int(train["loss_mask"].sum()), "examples_per_row": per_row,
     "template_sha256": chat.template_sha256(tokenizer), "tokenizer": cfg.base,
     "base_model": Path(cfg.base).name if Path(cfg.base).is_dir() else cfg.base,
-    "base_path": cfg.base,
-    "train_examples": len(parts["train"]), "val_examples": len(parts["val"]),
-    "train_rows": len(train["tokens"]), "val_rows": len(arrays["val"]["tokens"])}
-
-# %%
-by_length = sorted(parts["val"], key=lambda place: (lengths[place], place))
-samples = []
-for share in (1, 2, 3):
-    place = by_length[len(by_length) * share // 4]
-    answer = examples[place]["answer"] or json.dumps(examples[place]["tool_calls"])
-    samples.append({"messages": chats[place][:-1], "answer": answer})
+    "base_path": cfg.base}
+samples = data.pick_samples(examples, chats, lengths, parts["val"])
 packing.save_data(helpers.run_dir("data"), arrays, samples, meta)
 for path in sorted(helpers.run_dir("data").rglob("*.*")):
     print(f"{path.stat().st_size / 1e3:10,.1f} kB  {path.relative_to(helpers.run_dir())}")
 
 # %% [markdown]
+# **Every later page checks these hashes before it starts.**
+#
 # ## Recap
 # - An example is the *served* prompt, the answer and `<turn|>`, built once, together with its mask.
 # - Examples are dropped for a reason and never cut, and prompts of the evaluation set are out.
@@ -568,8 +516,10 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 #
 # ### Exercise
 # A chat with two answers becomes one example here, and its first answer doesn't have the empty thought channel
-# that was there when it was generated. The same is true of a call before an answer. Can you make one example
-# for each answer instead, exactly as it was served?
+# that was there when it was generated. The same goes for a tool call that comes before an answer. Can you make one
+# example for each answer instead, exactly as it was served? `chat.prompt_ids(tokenizer, messages, thinking)` gives
+# the ids of a served prompt, and `chat.render` those of a whole chat. You're right if the trained ids of each example,
+# decoded, are exactly one answer and `<turn|>`.
 #
 # <details><summary>Solution</summary>
 #
@@ -581,10 +531,14 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 #             prompt = chat.prompt_ids(tokenizer, messages[:place], thinking)
 #             ids, _ = chat.render(tokenizer, messages[:place + 1])
 #             yield ids, [position >= len(prompt) for position in range(len(ids))]
+#
+#
+# for ids, mask in one_row_per_answer(tokenizer, max(own_chats, key=len)):
+#     print(repr(tokenizer.decode([number for number, trained in zip(ids, mask) if trained])))
 # ```
 #
-# The earlier answers are rendered again as context in each row. That's more tokens, and every trained one
-# follows what the server will send.
+# It prints each answer once. The earlier ones are rendered again as context in each row. That's more tokens, and
+# every trained one follows what the server will send.
 #
 # </details>
 #

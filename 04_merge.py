@@ -24,13 +24,13 @@
 # | **Needs** | A CPU. No model is held in memory; the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` if asked |
-# | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB); no chip is used, so the TPU may already be given back |
+# | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB), or fifteen and more if 03 stored the base as int8; no chip is used, so the TPU may already be given back |
 
 # %% [markdown]
 # ## Before we start
 # [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · **04 merge** · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
 #
-# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb)
+# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb) · [14 JAX](14_jax.ipynb)
 
 # %% cellView="form"
 # @title Find or clone the repository, install what is missing, say what this machine is.
@@ -51,8 +51,12 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. One matrix, by hand
-# **What's left to decide?** Not much. Notebook 03 decided rank, alpha, matrices and base, and
-# `train/recipe.json` brings them along. Four settings remain, and you can leave them alone.
+# **How do two thin matrices become part of a large one?** For each large matrix W notebook 03 left a pair of small
+# ones. `A` narrows the layer's input to `r` numbers (r is the rank), and `B` widens them to the output. Training
+# computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds `(alpha / r) · (A B)ᵀ` to W, once and for all.
+#
+# We'll do one matrix by hand. You have nothing to decide, because `train/recipe.json` brings rank, alpha and base
+# along. The four settings can stay as they are.
 
 # %%
 import json
@@ -66,7 +70,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 
-from helpers import four_bits, merge, records, remote, weights
+from helpers import four_bits, merge, pictures, records, remote, style, weights
 from tables import architecture
 
 
@@ -75,7 +79,7 @@ class Settings:
     step: int = 0            # checkpoint to merge; 0: the one 03 finished with
     base: str = ""           # another copy of the base; empty: where 03 found it
     ask: bool = False        # load merged/ on this CPU and ask it; 05 does so with a server
-    four_bits: bool = False  # write the merged model a second time, in four bits (section 4)
+    four_bits: bool = False  # write the merged model a second time, in four bits (section 8)
 
 
 FULL = Settings()
@@ -84,18 +88,13 @@ TINY = replace(FULL, ask=True, four_bits=True)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# For each large matrix notebook 03 left a pair of small ones. `A` narrows the layer's input to `r` numbers (`r`
-# is the rank), and `B` widens them to the output. We restore them as plain NumPy arrays, without building a
-# model.
+# First the adapters. We restore them as plain NumPy arrays, without building a model.
 
 # %%
 recipe = records.Recipe.load()
 helpers.same_size(recipe.size, "03_train.py")
 scale = recipe.scale
-folder = recipe.checkpoints  # gs://..., or below RUN_DIR
-folder = folder if "://" in folder else helpers.run_dir(folder)
-step, adapters, notes = merge.restore_adapters(folder, cfg.step or recipe.final_step)
-merge.check_digest(adapters, step, recipe)  # not a byte has changed since
+step, adapters, notes = merge.adapters_of(recipe, cfg.step)
 size = sum(a.nbytes + b.nbytes for a, b in adapters.values())
 print(f"{recipe.base_model}, rank {recipe.rank}, alpha {recipe.alpha:g}, step {step}: "
       f"{len(adapters)} pairs, {size:,} bytes")
@@ -104,8 +103,8 @@ for path, (a, b) in list(adapters.items())[:6]:
 
 # %% [markdown]
 # Those are the six pairs of the first layer. Now the base. `open_model` reads where each tensor is stored, but it
-# loads nothing. A fingerprint says whether this is the base that 03 trained on, and `language_prefix` compares
-# its tensors with its config.
+# loads nothing. A fingerprint tells us whether this is the base that 03 trained on, and `language_prefix` finds how
+# the language model's tensors are called, and checks that all are there.
 
 # %%
 base = remote.stage(cfg.base or recipe.base_path)
@@ -118,10 +117,9 @@ total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
 # %% [markdown]
-# Training computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds `(alpha / r) · (A B)ᵀ` to W, once
-# and for all. Here's the whole merge for one matrix, the MLP's `down_proj`. How do we know that it's right? We
+# Here's the whole merge for one matrix, the MLP's `down_proj`. How do we know that it's right? We
 # send a random input through both: the merged matrix must give what base and adapter give together, up to one
-# rounding to bfloat16. (A matrix is as *long* as the root of the sum of its squares, which is its norm.)
+# rounding to bfloat16.
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
@@ -134,16 +132,17 @@ x = np.random.default_rng(0).normal(size=(100, len(a)))
 together = x @ W.astype(np.float64).T + scale * (x @ a) @ b  # base and adapter, unrounded
 by_itself = x @ merged.astype(np.float64).T                  # what a server will compute
 apart = np.linalg.norm(by_itself - together) / np.linalg.norm(together)
-length, change = np.linalg.norm(W.astype(np.float32)), np.linalg.norm(delta)
-print(f"{path}: W {W.shape} {W.dtype} is {length:.1f} long, the change {change:.1f}; the outputs "
-      f"are {apart:.3%} apart")
-assert apart < ml_dtypes.finfo(W.dtype).eps
+norm, change = np.linalg.norm(W.astype(np.float32)), np.linalg.norm(delta)
+print(f"{path}: W {W.shape} {W.dtype} has the norm {norm:.1f}, the change {change:.1f}")
+rounding = float(ml_dtypes.finfo(W.dtype).eps) / 2  # of one number, at most
+print(f"the outputs differ by {apart:.3%}; rounding moves a number by up to {rounding:.2%}")
+assert apart < rounding
 
 # %% [markdown]
-# **That's a complete merge, and it's right:** two neighbouring numbers in bfloat16 are up to 0.78 % apart, and
-# the outputs differ by less than that. Three problems are left. Attention has no plain `[in, r]` and
-# `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't fit into the
-# memory of a small machine (section 4).
+# **That's a complete merge, and it's right.** Rounding moves each weight by at most half a step, and in a sum such errors
+# of both signs partly cancel, so the outputs have to differ by less. Three problems are left. The adapters of attention
+# don't have the plain shapes `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently
+# (section 3). And 62 GB don't fit into the memory of a small machine (section 4).
 #
 # <details><summary><b>Why is <code>A B</code> transposed before it is added?</b></summary>
 #
@@ -153,15 +152,15 @@ assert apart < ml_dtypes.finfo(W.dtype).eps
 # </details>
 #
 # ## 2. Two names for every matrix
-# **Why can't we just add them all up?** Because the two libraries cut the same network differently. Tunix
+# **Why can't we do the same for every matrix?** Because the two libraries cut the same network differently. Tunix
 # trained it; Hugging Face (HF) defines the files that everybody reads. HF has flat `[out, in]` matrices. Tunix
 # keeps attention heads as an axis of their own. In *sliding* layers, which attend to a window of recent tokens,
-# Tunix stores the projections to keys and values as one array. *Full* layers attend to all tokens. In the 31B
-# and the tiny model they don't have a projection to values, because their values are the keys' projection.
+# Tunix stores the projections to keys and values as one array. *Full* layers attend to all tokens. In those of the
+# 31B and of the tiny model, keys and values are the same numbers, so there's a `k_proj` and no `v_proj`.
 #
-# Here's every kind of matrix, with the einsum (a product whose axes have letters) that training
-# runs: `t` tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP
-# width, `c` keys or values. Letters missing on the right are summed over.
+# Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t`
+# tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or
+# values. Letters missing on the right are summed over.
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -172,7 +171,10 @@ for kind, target in kinds.items():
     theirs = [f"{name.rpartition('.')[2]} {shape}" for name, shape in target.names.items()]
     rows.append({"Tunix": kind, "A": a_shape, "B": b_shape, "in training": target.how.equation,
                  "Hugging Face [out, in]": ", ".join(theirs)})
-display(pd.DataFrame(rows).set_index("Tunix"))
+table = pd.DataFrame(rows)
+is_shown = table.Tunix.isin(["down_proj", "q_einsum", "kv_einsum"])
+display(style.words(table[is_shown]))
+style.folded("the other kinds", table[~is_shown])
 
 # %% [markdown]
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
@@ -186,8 +188,8 @@ display(pd.DataFrame(rows).set_index("Tunix"))
 #
 # ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
 #
-# To merge, we want two plain matrices for each HF matrix, `A [in, r]` and `B [r, out]`. Heads fold
-# into one axis, and what is stacked comes apart. One function does it for every kind:
+# To merge, we want two plain matrices for each HF matrix, `A [in, r]` and `B [r, out]`. We fold the heads into one
+# axis, and split what Tunix has stacked. One function does it for every kind:
 
 # %%
 helpers.show_source(architecture.Module.factors)
@@ -241,20 +243,17 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
     record = merge.run(base, targets, adapters, step, recipe, prefix)
-rows = []
 for folder, files in (("merged", record.files), ("adapter", record.adapter_files)):
-    for name in files:
-        size = helpers.run_dir(folder, name).stat().st_size
-        rows.append({"file": f"{folder}/{name}", "bytes": f"{size:,}"})
-pd.DataFrame(rows).set_index("file")
+    size = sum(helpers.run_dir(folder, name).stat().st_size for name in files)
+    print(f"{folder}/: {len(files)} files, {size:,} bytes")
 
 # %% [markdown]
 # `merge.json` has the hash of every file and of everything that the files were made from. 05 checks it before it
 # serves.
 #
 # Did 03 store the base as int8, as it does with the 31B on a v5e-8? Then the adapters are added to the rounded
-# weights that they were trained beside. The adapter alone, in the next section, is served beside the unrounded base,
-# so its answers can differ a little from the merged model's.
+# weights that they were trained beside. The adapter alone is served beside the unrounded base, so its answers can
+# differ from the merged model's. How much they do at 31B, nobody has measured.
 #
 # ### Ask the merged weights
 # **Does the folder know what the adapters knew?** Load it like any base model, without adapters, and ask it what
@@ -282,83 +281,26 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 #
 # <details><summary>Answer</summary>
 #
-# For vLLM. It loads such a `k_proj` *weight* into both the K and the V part of a fused matrix, but an
-# *adapter* for it reaches the K part only. PEFT finds no such module and ignores the copy.
+# For vLLM. It loads such a `k_proj` *weight* into both the K and the V part of the one matrix in which it
+# keeps q, k and v, but an *adapter* for it reaches the K part only. PEFT finds no such module and ignores the copy.
 #
 # </details>
 #
-# ### In four bits
-# Could one chip serve the tuned 31B? In bfloat16 its weights are twice too large for a v6e chip. With
-# four bits a weight they leave room (05, section 5, does the arithmetic), and vLLM on a TPU loads such a
-# folder: W4A16, four bits for weights, sixteen for the numbers that they're multiplied with.
-#
-# Four bits have only sixteen values, so 32 neighbours in a row share a scale of their own. The scale makes the
-# largest of them -8, and the others are rounded to whole numbers from -8 to 7:
-
-# %%
-helpers.show_source(four_bits.quantize)
-packed = helpers.run_dir("merged-w4a16")
-if cfg.four_bits:
-    errors = four_bits.export(helpers.run_dir("merged"), packed)
-    size = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
-    errors["kind"] = errors.tensor.str.extract(r"(\w+)_proj\.weight$")
-    errors["error, %"] = 100 * errors.error  # of the matrix
-    print(f"{len(errors)} matrices in four bits, {size:,} bytes in all")
-    display(errors.groupby("kind", sort=False)["error, %"].agg(["min", "max"]).round(2))
-
-# %% [markdown]
-# The error hardly depends on the matrix. It's what sixteen values cost, and it's far larger than the error
-# of bfloat16 (section 5). **Does it cost answers?** Only a judge can say. Few machines compute with four
-# bits, but every machine can compute with *what four bits left of the weights*: in 07, judge this
-# folder beside the tuned one.
-#
-# ```python
-# from helpers import four_bits
-# four_bits.dequantize(helpers.run_dir("merged-w4a16"), helpers.run_dir("merged-rounded"))
-# models["four bits"] = helpers.run_dir("merged-rounded")
-# ```
-#
-# <details><summary><b>Can I tune a model that doesn't mind four bits?</b></summary>
-#
-# Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
-# bfloat16, but it was trained so that its weights lie on four-bit steps (*quantisation-aware training*).
-# Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
-# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7 %
-# ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
-# The merge moves them off their steps a little. How much that costs, nobody has measured yet.
-#
-# </details>
-#
-# To serve `merged-w4a16/` on one v6e chip (`Options` is 05's):
-#
-# ```python
-# four = Options(engine="tpu", model="merged-w4a16", max_model_len=8_192, chip="v6e", timeout=3600.0)
-# serving.start(four, "serve-four-bits")
-# ```
-#
-# That hasn't run here. What has: compressed-tensors, the library that defines the format, unpacks exactly
-# these weights, transformers computes with the folder, and vLLM reads its settings. vLLM's kernel for a CPU
-# needs AVX-512.
+# **A merge copies every byte that it doesn't change.**
 #
 # ## 5. What the fine-tune touched
-# **How much did the fine-tune change?** The norms tell us two things about each matrix. How large is the change,
-# compared with the matrix (`‖ΔW‖ / ‖W‖`)? And how much did we lose by rounding the sum, compared with the
-# change?
+# **How much did the fine-tune change?** Norms tell us two things about each matrix. How large is the change,
+# compared with the matrix (`‖ΔW‖ / ‖W‖`)? And how much of the change did we lose by rounding the sum?
 
 # %%
-norms = pd.DataFrame(record.norms)
-found = norms.tensor.str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_proj")
-norms["layer"], norms["kind"] = found.layer.astype(int), found.kind
-norms["change, %"] = 100 * norms.delta / norms.base
-norms["rounding, % of it"] = 100 * norms.rounding / norms.delta
-changes = norms.pivot(index="layer", columns="kind", values="change, %")
-styled = changes.style.format("{:.1f}", na_rep="").background_gradient(axis=None)
-display(styled.set_caption("change, % of the matrix"))
-norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round(2)
+norms = merge.norms_table(record)
+lost = 100 * norms.rounding / norms.delta
+print(f"rounding took {lost.min():.2g} to {lost.max():.2g} % of a matrix's change")
+pictures.heat_map(norms)
 
 # %% [markdown]
-# These changes are large, because the tiny base had never seen an instruction and learned at a high rate.
-# Rounding took at most a hundredth of them. **What happens to a change of a tenth of a percent?**
+# Our tiny run changes its matrices a lot, because the tiny base had never seen an instruction and learned at a high
+# rate. So rounding hardly matters. **What would happen to a change of a tenth of a percent?**
 #
 # <details><summary>Answer</summary>
 #
@@ -369,30 +311,21 @@ norms.groupby("kind", sort=False)["rounding, % of it"].agg(["min", "max"]).round
 #
 # </details>
 #
-# ### How strongly should it count?
-# Merging adds `alpha / r` times `A B`, as strongly as in training. **What if it counted half as much, or half as
-# much again?** We trained adapters for 100 steps on 02's rows, let them count 0 to 1.5 times as strongly, and
-# asked for 07's 38 problems each time.
+# ### How strongly should the adapters be applied?
+# Merging adds `alpha / r` times `A B`, as strongly as in training. **What if it were 0.5 or 1.5 times as much?** We
+# trained adapters for 100 steps on 02's rows, applied them 0 to 1.5 times as strongly, and asked for 07's 38 problems
+# each time.
 
 # %%
-from pathlib import Path
-
-from helpers import style
-
-runs = pd.concat([pd.read_csv(path) for path in sorted(Path("data/scales").glob("*.csv"))])
-fig, ax = style.figure(7, 2.6)
-for seed, run in runs.groupby("seed"):
-    ax.plot(run.scale, run.greedy, "o-", label=f"seed {seed}")
-ax.axvline(1.0, color=style.GREY, linestyle=":")
-ax.set(title="How strongly should the adapters count?",
-       xlabel="times alpha / rank; dotted: as trained", ylabel="of 38 passed", ylim=(-1, 38))
-ax.legend(fontsize=9)
-style.finish(fig, "04_scale", "data/scales: tiny, greedy answers, measured")
+runs = pictures.read_scales()
+style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy answers, measured")
 
 # %% [markdown]
-# Without its adapters the model passes nothing. A quarter of their strength already brings most of the answers,
-# and from three quarters to five quarters you can't tell the points apart. **So leave the scale as it was trained:
-# there's little to win.** (That's one seed so far; `python -m appendix.scales` makes two more.)
+# Without its adapters the model passes nothing, and a part of their strength already brings most of the answers. The
+# grey band is the noise: so much would the count vary if each problem were a coin flip with this chance of passing.
+# Points in the band can't be told apart. (`python -m appendix.scales` adds two seeds.)
+#
+# **Leave the scale as it was trained: there's little to win.**
 #
 # ## 6. Do all engines agree?
 # **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py`
@@ -408,8 +341,9 @@ style.finish(fig, "04_scale", "data/scales: tiny, greedy answers, measured")
 # | vLLM, base + adapter without the copied `v_proj` | **1.4** (0.074) | **1.3** (0.086) |
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 #
-# **In float32 the five paths are one model.** In bfloat16 they differ by about as much as HF and vLLM differ on the
-# untouched base (0.034). So that's the noise of the arithmetic, not of the merge.
+# **In float32 the five paths are one model.** In bfloat16 they differ by 0.033 to 0.040 in the mean. The same test asks
+# HF and vLLM for the untouched base, too, and there they differ by 0.034. So that's the noise of the arithmetic, and not
+# of the merge.
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
@@ -440,6 +374,8 @@ helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)
 
 # %% [markdown]
+# **Publish how to ask it, and not only what it is.**
+#
 # To publish (`HF_TOKEN` needs write access; add your licence and 07's scores to the card first):
 #
 # ```python
@@ -454,6 +390,40 @@ print(card)
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) says how the result
 # gets from one to the other.
 #
+# ## 8. Extra: four bits
+# **Could one chip serve the tuned 31B?** Its bfloat16 weights are nearly twice what a v6e chip has. With four bits a
+# weight they leave room (05, section 5, does the arithmetic), and vLLM on a TPU loads such a folder: W4A16, four bits
+# for weights, sixteen for the numbers that they're multiplied with. Four bits give only sixteen values, so every 32
+# neighbours in a row get a step of their own. It's chosen so that the largest of them (by size, not sign) becomes -8,
+# and the others are rounded to whole numbers from -8 to 7.
+
+# %%
+if cfg.four_bits:
+    errors = four_bits.export(helpers.run_dir("merged"), helpers.run_dir("merged-w4a16")).error
+    print(f"{len(errors)} matrices in four bits; rounding moved each by {errors.min():.1%} to "
+          f"{errors.max():.1%} of its norm")
+
+# %% [markdown]
+# **Does it cost answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can compute with
+# them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes such a
+# folder, and [07](07_eval.ipynb) can judge it beside the tuned model. [05](05_serve_vllm.ipynb) serves the packed one
+# with `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`. We haven't
+# run that. What we have checked: compressed-tensors, the library that defines the format, unpacks exactly these
+# weights, transformers computes with the folder, and vLLM reads its settings.
+#
+# <details><summary><b>Can I tune a model that doesn't mind four bits?</b></summary>
+#
+# Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
+# bfloat16, but it was trained so that its weights lie on four-bit steps (*quantisation-aware training*).
+# Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
+# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7 %
+# ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
+# The merge moves them off their steps a little. How much that costs, nobody has measured yet.
+#
+# </details>
+#
+# **Sixteen values cost far more than bfloat16's rounding does, so judge before you serve.**
+#
 # ## Recap
 #
 # - `merged/` is base + `(alpha / r) · (A B)ᵀ`: a float32 sum, rounded once. Every other byte is the base's.
@@ -463,19 +433,22 @@ print(card)
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
-# Merge only half of your fine-tune, with `scale` times 0.5, into another folder. Which pass rate does
-# notebook 07 give it? (Section 5's figure lets you guess.)
+# *Unmerge* the matrix of section 1: subtract `delta` from `merged` in float32, and round to W's dtype again. Do you get
+# W back? Guess which share of its entries come back exactly, and then count.
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# half = helpers.run_dir("merged_half")
-# merge.merge_model(base, half, plan, scale / 2)
+# back = (merged.astype(np.float32) - delta).astype(W.dtype)
+# off = np.linalg.norm(back.astype(np.float32) - W.astype(np.float32)) / norm
+# print(f"{(back == W).mean():.0%} of the entries are W's; the rest makes {off:.3%} of its norm")
+# assert 0 < off < rounding
 # ```
 #
-# In 07, name this folder as another model: `models["half"] = helpers.run_dir("merged_half")`. The change of
-# each matrix is linear in `scale`, but the network isn't. So expect something between base and tuned, and not
-# the middle: in section 5 half the strength brought far more than half of the answers.
+# Most of them, and not all. The merge rounded W + ΔW to 8 significant bits, and what was rounded away doesn't come
+# back. How far you end up from W is less than rounding moves a number, which is what the last line checks. So keep the
+# base: a merged folder doesn't hold it any more.
+#
 # </details>
 #
 # Next: [05 · Serving the fine-tuned model with vLLM](05_serve_vllm.ipynb)

@@ -2,12 +2,13 @@
 
     run        the size, the run directory and its one writer, whole files, progress
     opening    the first cell: install what is missing, say what this machine is, start JAX
-    style      one look for figures and for coloured tokens; pictures: the figures of 03
+    style      one look for figures and for coloured tokens; pictures: the figures of 03 and 04
     checks     is this machine ready? (01)
     remote     a base on the hub or in a bucket
     chat       messages become token ids and a mask (02, and every request)
     data       rows of any form become examples (02); tools: those of chats that call functions
     packing    several examples in one row, and the folder in which 03 finds them (02)
+    late_mask  a mask in the wrong place, and what it does (02)
     gemma      Tunix's Gemma 4: config, mesh, weights, adapters, greedy text (03, 04)
     train      loss, step, loop, log and checkpoints (03); track: its curves elsewhere
     answers    ask a model that is in this process (00, 03, 04)

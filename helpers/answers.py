@@ -1,12 +1,16 @@
 """Ask a model that's in this process: chats in, greedy answers out (00, 03, 04)."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from flax import nnx
 from jax.sharding import Mesh
 
 from helpers import chat, gemma
+from helpers.records import DataMeta, Sample
+
+COUNTER = Path("data/tiny_eval/Prob031_updown_prompt.txt")  # the series' running example
 
 
 def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: int, mesh: Mesh,
@@ -25,3 +29,21 @@ def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: i
     prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
     answers = gemma.greedy(model, prompts, limit, chat.stop_ids(tokenizer), mesh)
     return [tokenizer.decode(ids, skip_special_tokens=not control) for ids in answers]
+
+
+def requests_of(meta: DataMeta, samples: Sequence[Sample]) -> list[list[dict]]:
+    """The chats that 03 asks before and after training: the counter, then the held-out samples.
+
+    With a reader's own data the first sample takes the counter's place.
+
+    Args:
+      meta: of the data.
+      samples: from `records.load_samples`.
+    """
+    counter = samples[0].messages[-1]["content"]
+    if meta.asks_verilog:  # the series' own data
+        counter = COUNTER.read_text(encoding="utf-8").strip()
+    chats: list[list[dict]] = [[*meta.system_messages, {"role": "user", "content": counter}]]
+    for sample in samples:
+        chats.append(sample.messages)
+    return chats

@@ -653,9 +653,115 @@ def overlap(
     return exact, closest
 
 
+def read_exams(folder: Path) -> dict[str, str]:
+    """{name: text} of the prompts of an evaluation set, such as verilog-eval's.
+
+    Args:
+      folder: that holds a `<name>_prompt.txt` for each problem.
+
+    Raises:
+      UserError: it holds none.
+    """
+    exams = {}
+    for path in sorted(folder.glob("*_prompt.txt")):
+        name = path.name.removesuffix("_prompt.txt")
+        exams[name] = path.read_text(encoding="utf-8")
+    if not exams:
+        raise UserError(f"evaluation={str(folder)!r} holds no *_prompt.txt, so there is nothing to "
+                        "compare with. Name another folder, or set it to \"\".")
+    return exams
+
+
+def questions_of(examples: Sequence[Row]) -> tuple[list[str], list[int]]:
+    """All questions that examples ask, and for each the place of its example; a chat asks several.
+    """
+    questions, places = [], []
+    for place, example in enumerate(examples):
+        for message in example["before"]:
+            if message["role"] == "user":
+                questions.append(message["content"])
+                places.append(place)
+    return questions, places
+
+
+def only_in(text: str, other: str) -> str:
+    """The words of a text that another one lacks, in order and once each."""
+    others = set(words_of(other))
+    words = dict.fromkeys(word for word in words_of(text) if word not in others)
+    return " ".join(words)
+
+
+def closest_rows(
+    closest: dict[str, tuple[float, int]],
+    exams: dict[str, str],
+    questions: Sequence[str],
+    count: int,
+) -> list[dict[str, str]]:
+    """A table of the evaluation prompts that training questions come closest to.
+
+    Args:
+      closest: from `overlap`.
+      exams: from `read_exams`.
+      questions: from `questions_of`.
+      count: rows of the table, at most; prompts that share nothing are left out.
+    """
+    by_share = sorted(closest.items(), key=lambda item: -item[1][0])
+    rows = []
+    for name, (share, place) in by_share[:count]:
+        if share:
+            rows.append({
+                "evaluation prompt": name,
+                "shared runs": f"{share:.0%}",
+                "words only it has": only_in(exams[name], questions[place]),
+                "words only the closest row has": only_in(questions[place], exams[name]),
+            })
+    return rows
+
+
 def held_out(prompt: str, share: float) -> bool:
     """True for a fixed `share` of all prompts, whatever else is in the dataset."""
     words = " ".join(words_of(prompt))
     digest = hashlib.sha256(words.encode()).digest()
     number = int.from_bytes(digest[:8], "big")
     return number < share * 2**64
+
+
+# ── What 02 shows and leaves ──
+
+
+def in_short(messages: Sequence[Row], letters: int = 60) -> str:
+    """A chat on one line: who speaks, and how each message begins."""
+    parts = []
+    for message in messages:
+        text = " ".join((message.get("content") or "").split())
+        if len(text) > letters:
+            text = text[:letters] + "…"
+        parts.append(f"{message['role']}: {text}")
+    return " | ".join(parts)
+
+
+def running_example(chats: Sequence[list[Row]]) -> list[Row]:
+    """The up-down counter among the chats; the shortest chat where there is none."""
+    for messages in chats:
+        if "goes up when" in messages[-2]["content"]:
+            return messages
+    return min(chats, key=lambda messages: sum(len(message["content"]) for message in messages))
+
+
+def pick_samples(
+    examples: Sequence[Row], chats: Sequence[list[Row]], lengths: Sequence[int], places: list[int]
+) -> list[Row]:
+    """Three held-out examples for `samples.json`: a short one, a middle one and a long one.
+
+    Args:
+      examples, chats, lengths: of all examples.
+      places: those of the held-out ones.
+    """
+    by_length = sorted(places, key=lambda place: (lengths[place], place))
+    samples = []
+    for share in (1, 2, 3):
+        place = by_length[len(by_length) * share // 4]
+        example = examples[place]
+        answer = example["answer"] or json.dumps(example["tool_calls"])
+        samples.append({"messages": chats[place][:-1], "answer": answer})
+    return samples

@@ -133,6 +133,24 @@ def check_digest(adapters: Adapters, step: int, recipe: Recipe) -> None:
                         "03_train.py again.")
 
 
+def adapters_of(recipe: Recipe, step: int = 0) -> tuple[int, Adapters, dict[str, Any]]:
+    """The adapters of a run of 03, checked: `restore_adapters` and `check_digest`.
+
+    Args:
+      recipe: 03's. It says where the checkpoints are.
+      step: of a checkpoint; 0 is the one that 03 finished with.
+
+    Raises:
+      UserError: as these two.
+    """
+    folder: Folder = recipe.checkpoints  # gs://..., or below the run directory
+    if "://" not in recipe.checkpoints:
+        folder = run_dir(recipe.checkpoints)
+    step, adapters, notes = restore_adapters(folder, step or recipe.final_step)
+    check_digest(adapters, step, recipe)  # not a byte has changed since
+    return step, adapters, notes
+
+
 def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
     """The modules that get a delta: all of the config's, or those that 03 adapted on purpose."""
     config = architecture.read_config(base)
@@ -520,3 +538,16 @@ def inputs_of(base: Folder, adapters: Adapters, step: int, recipe: Recipe) -> di
         "recipe": digest(recipe.to_json()),
         "adapters": digest(pairs),
     }
+
+
+def norms_table(record: Merge) -> pd.DataFrame:
+    """The norms of `merge.json`, a row for each matrix, with its `layer` and its `kind` ("q").
+
+    The columns `base`, `delta` and `rounding` are the norms of W, of its change, and of what the
+    rounding of their sum moved.
+    """
+    norms = pd.DataFrame(record.norms)
+    names = norms.tensor.str.extract(r"layers\.(?P<layer>\d+)\.\w+\.(?P<kind>\w+)_proj")
+    norms["layer"] = names.layer.astype(int)
+    norms["kind"] = names.kind
+    return norms

@@ -88,8 +88,8 @@ def length_study(
 ) -> pd.DataFrame:
     """What a limit on the length of examples would cost and save, a row of a table for each limit.
 
-    Its columns are the share of examples that are kept, the share of padding with one example per
-    row, and the share of real tokens with packing.
+    Its columns are the share of examples that are kept, the share of real tokens with one example
+    in each row, which is as long as the limit, and with packing the length of a row and that share.
 
     Args:
       lengths: tokens of each example.
@@ -104,14 +104,36 @@ def length_study(
         studied.append({
             "longest kept": limit,
             "examples kept": len(kept) / len(lengths),
-            "padding, one per row": 1 - kept.mean() / limit,
-            "real tokens, packed": kept.sum() / row_length / len(rows),
+            "one per row: real tokens": kept.mean() / limit,
+            "packed: real tokens": kept.sum() / row_length / len(rows),
+            "packed: row length": row_length,
         })
     table = pd.DataFrame(studied)
     return table.set_index("longest kept")
 
 
 # ── What 02 leaves for 03 ──
+
+
+def facts_of(arrays: dict[str, Packed], examples: dict[str, int]) -> dict[str, Any]:
+    """What `meta.json` says of packed rows.
+
+    Args:
+      arrays: {"train" | "val": the four arrays of `pack_arrays`}.
+      examples: {"train" | "val": how many are packed}.
+    """
+    train = arrays["train"]
+    is_real = train["segment_ids"] > 0
+    return {
+        "tokens": int(is_real.sum()),
+        "fill": float(is_real.mean()),
+        "trained_tokens": int(train["loss_mask"].sum()),
+        "examples_per_row": examples["train"] / len(train["tokens"]),
+        "train_examples": examples["train"],
+        "val_examples": examples["val"],
+        "train_rows": len(train["tokens"]),
+        "val_rows": len(arrays["val"]["tokens"]),
+    }
 
 
 def save_data(

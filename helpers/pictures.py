@@ -1,6 +1,8 @@
-"""The figures of notebook 03. They're drawn here, and every number comes from the caller."""
+"""The figures and tables of notebooks 03 and 04; every number in them comes from the caller."""
 
-from typing import TYPE_CHECKING
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -9,8 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from helpers import style
+from tables import architecture
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flax import nnx
+
     from helpers.train import Batch
 
 LIGHT_GREY = np.array([0.93, 0.93, 0.93])
@@ -24,14 +31,17 @@ def packed_row(row: "Batch", allowed: np.ndarray) -> None:
       allowed: bool [T, T], True where a token (row) may look at another (column).
     """
     colours = _colours_of(row.segment_ids)
-    fig, (left, right) = style.figure(10, 4.1, columns=2, width_ratios=[1, 1.5])
-    _draw_mask(left, row, allowed, colours)
-    _draw_strips(right, row, colours)
-    for ax in (left, right):
+    fig, (upper, lower) = style.figure(6.4, 7.2, rows=2, height_ratios=[1.9, 1])
+    _draw_mask(upper, row, allowed, colours)
+    _draw_strips(lower, row, colours)
+    for ax in (upper, lower):
         ax.grid(False)
-    source = (f"the first packed row of step 1, {row.tokens.size} tokens; "
-              "white: padding; light: read, not trained")
-    style.finish(fig, "03_packed_row", source)
+    dark = upper.bar(0, 0, color=style.GREY)  # bars without height, for the legend
+    pale = upper.bar(0, 0, color=style.GREY, alpha=0.35)
+    white = upper.bar(0, 0, color="white", edgecolor=style.GREY)
+    names = ["trained", "read, not trained", "padding, or not to be seen"]
+    upper.legend([dark, pale, white], names, loc="upper right", fontsize=9)
+    style.finish(fig, "03_packed_row", f"the first packed row of step 1, {row.tokens.size} tokens")
 
 
 def _colours_of(segment_ids: np.ndarray) -> np.ndarray:
@@ -49,7 +59,8 @@ def _draw_mask(ax: Axes, row: "Batch", allowed: np.ndarray, colours: np.ndarray)
     of_token = 1 - strength * (1 - colours)  # [T, 3]
     pixels = np.where(allowed[..., None], of_token[:, None], 1.0)  # [T, T, 3]
     ax.imshow(pixels, interpolation="nearest")
-    ax.set(title="No token sees another example", xlabel="token looked at", ylabel="token")
+    ax.set(title="No token sees another example", xlabel="the token that it looks at",
+           ylabel="a token")
 
 
 def _draw_strips(ax: Axes, row: "Batch", colours: np.ndarray) -> None:
@@ -72,8 +83,7 @@ def _draw_strips(ax: Axes, row: "Batch", colours: np.ndarray) -> None:
     for segment in range(1, examples + 1):
         tokens = np.flatnonzero(row.segment_ids == segment)
         ax.text(tokens.mean(), 0.5, str(segment), color="white", ha="center", va="center")
-        _name_position(ax, row, tokens[0], 4, "left")
-        _name_position(ax, row, tokens[-1], -4, "right")
+        _name_positions(ax, row, tokens)
     ax.set(
         title="Only answers are trained, positions restart",
         xlabel="token",
@@ -84,21 +94,16 @@ def _draw_strips(ax: Axes, row: "Batch", colours: np.ndarray) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def _name_position(ax: Axes, row: "Batch", token: int, shift: int, side: str) -> None:
-    """Write a token's position below the strips, `shift` points beside the token."""
-    ax.annotate(
-        str(row.positions[token]),
-        (token, 2.9),
-        xytext=(shift, 0),
-        textcoords="offset points",
-        ha=side,
-        va="top",
-        fontsize=8,
-    )
+def _name_positions(ax: Axes, row: "Batch", tokens: np.ndarray) -> None:
+    """Write an example's first and last position below the strips, if there's room for them."""
+    if len(tokens) < len(row.tokens) / 12:
+        return
+    first, last = row.positions[tokens[0]], row.positions[tokens[-1]]
+    ax.text(tokens.mean(), 2.9, f"{first}…{last}", ha="center", va="top", fontsize=9)
 
 
 def draw_loss(log: pd.DataFrame, steps: int, clip: float) -> Figure:
-    """The figure of a run: its losses, and beside them learning rate and gradient norm.
+    """The figure of a run: its losses, and below them learning rate and gradient norm.
 
     Args:
       log: `train.read_log` of its `log.jsonl`.
@@ -107,18 +112,22 @@ def draw_loss(log: pd.DataFrame, steps: int, clip: float) -> Figure:
     """
     training = log.dropna(subset="loss")
     validations = log.dropna(subset="val_loss")
-    fig, (left, middle, right) = style.figure(10, 3.4, columns=3, width_ratios=[2.4, 1, 1])
-    _draw_losses(left, training, validations)
+    heights = [3, 1, 1]
+    fig, axes = style.figure(7, 5.6, rows=3, height_ratios=heights, sharex=True)
+    losses, rates, norms = axes
+    _draw_losses(losses, training, validations)
 
-    middle.plot(training.step, training.learning_rate, color=style.ORANGE)
-    middle.set(title="Learning rate", ylim=(0, None))
+    rates.plot(training.step, training.learning_rate, color=style.ORANGE)
+    rates.set(title="Learning rate", ylim=(0, None))
 
-    right.plot(training.step, training.grad_norm, color=style.PURPLE)
-    right.axhline(clip, color=style.GREY, ls="--", label="clipped above")
-    right.set(title="Gradient norm", yscale="log")
-    right.legend()
-    for ax in (left, middle, right):
-        ax.set(xlabel="step", xlim=(0, steps * 1.02))
+    norms.plot(training.step, training.grad_norm, color=style.PURPLE)
+    norms.axhline(clip, color=style.GREY, ls="--")
+    norms.set(
+        title=f"Gradient norm (clipped to the dashed line, {clip:g})",
+        yscale="log",
+        xlabel="step",
+        xlim=(0, steps * 1.02),
+    )
     return fig
 
 
@@ -133,6 +142,9 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
     ax.plot(validations.step, held_out, "o-", color=style.GREEN, ms=5, label="held-out rows")
     first = validations.iloc[0]
     last = validations.iloc[-1]
+    lowest = validations.loc[held_out.idxmin()]
+    ax.plot(lowest.step, lowest.val_loss, "o", ms=11, mfc="none", mec=style.GREEN,
+            label=f"lowest, at step {lowest.step:.0f}")
     ax.set(
         ylabel="nats per trained token",
         yscale="log",
@@ -141,3 +153,103 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
     )
     ax.yaxis.set_major_formatter("{x:g}")
     ax.legend()
+
+
+# ── Tables ──
+
+
+def adapter_table(modules: "Mapping[str, Mapping[str, nnx.Variable]]") -> pd.DataFrame:
+    """The shapes of A and B by kind of module, how many modules are alike, and their numbers.
+
+    Args:
+      modules: from `gemma.adapted_modules`.
+    """
+    rows = []
+    for path, pair in modules.items():
+        a, b = pair["a"], pair["b"]
+        kind = path.rpartition(".")[2]
+        rows.append({"module": kind, "A": a.shape, "B": b.shape, "numbers": a.size + b.size})
+    by_shape = pd.DataFrame(rows).groupby(["module", "A", "B"], sort=False)
+    table = by_shape.numbers.agg(["size", "sum"]).reset_index()
+    table.columns = ["module", "A", "B", "modules", "numbers"]
+    table["numbers"] = table.numbers.map("{:,}".format)
+    return table
+
+
+def adapter_share(config: architecture.Config, rank: int) -> float:
+    """The numbers of all adapters of a rank, as a share of the text model's weights."""
+    numbers = 0
+    for module in architecture.modules(config):
+        a, b = module.adapter(rank)
+        numbers += math.prod(a) + math.prod(b)
+    return numbers / architecture.parameters(config)["total"]
+
+
+def memory(gib: float) -> str:
+    """GiB as text, in MiB or KiB where that reads better."""
+    if gib >= 1:
+        return f"{gib:.3g} GiB"
+    if gib >= 2**-10:
+        return f"{gib * 2**10:.3g} MiB"
+    return f"{gib * 2**20:.3g} KiB"
+
+
+def memory_table(held: dict[str, float]) -> pd.DataFrame:
+    """What `train.memory_of` found, as a table."""
+    return pd.Series(held, name="per device").map(memory).to_frame()
+
+
+# ── Of 04 ──
+
+
+def heat_map(norms: pd.DataFrame) -> Any:
+    """A table of how much each matrix changed, in % of its norm, the darker the more.
+
+    Args:
+      norms: from `merge.norms_table`.
+    """
+    percent = norms.assign(change=100 * norms.delta / norms.base)
+    changes = percent.pivot(index="layer", columns="kind", values="change")
+    least, most = percent.change.min(), percent.change.max()
+    table = changes.style.format("{:.0f}", na_rep="–").background_gradient("Blues", axis=None)
+    table = table.highlight_null(props="background-color: transparent; color: inherit")
+    return table.set_caption(f"change, % of the matrix: from {least:.2g} to {most:.2g}")
+
+
+SCALES = Path("data/scales")  # `python -m appendix.scales` makes the runs
+
+
+def read_scales() -> pd.DataFrame:
+    """The stored runs of adapters that are applied more or less strongly than they were trained."""
+    return pd.concat([pd.read_csv(path) for path in sorted(SCALES.glob("*.csv"))])
+
+
+def draw_scales(runs: pd.DataFrame) -> Figure:
+    """Problems passed by how strongly adapters are applied, and how much of that may be luck.
+
+    Args:
+      runs: from `read_scales`.
+    """
+    problems = int(runs.problems.iloc[0])
+    means = runs.groupby("scale").greedy.mean()
+    trained = means[1.0]
+    share = trained / problems
+    deviation = math.sqrt(problems * share * (1 - share))  # of a binomial count
+    in_noise = means[(means - trained).abs() <= deviation]
+
+    fig, ax = style.figure(7, 2.9)
+    ax.axhspan(trained - deviation, trained + deviation, color=style.GREY, alpha=0.2, lw=0,
+               label="as trained, ± one standard deviation")
+    for seed, run in runs.groupby("seed"):
+        ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")
+    ax.axvline(1.0, color=style.GREY, linestyle=":")
+    ax.set(
+        title=f"From {in_noise.index.min():g} to {in_noise.index.max():g} times as strong: "
+              f"{in_noise.min():.0f} to {in_noise.max():.0f} of {problems}, within the noise",
+        xlabel="times alpha / rank (dotted: as trained)",
+        ylabel=f"of {problems} passed",
+        xticks=means.index,
+        ylim=(-1, problems),
+    )
+    ax.legend(fontsize=9, loc="lower right")
+    return fig

@@ -382,13 +382,6 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
     return rows_as_trained
 
 
-def weight_of(module: nnx.Module) -> jax.Array:
-    """The weight of a matrix's module as the model multiplies with it, quantised or not."""
-    name = "w" if hasattr(module, "w") else "kernel"
-    weight = getattr(module, name)
-    return dequantized(weight) if is_quantized(weight) else weight.get_value()
-
-
 def parameters_of(model: nnx.Module) -> int:
     """How many weights a model has; the scales of quantised ones aren't weights."""
     total = 0
@@ -419,16 +412,6 @@ def answering(model: Gemma4) -> Gemma4:
     for layer in model.layers:
         layer.mlp = qwix.quantize_model(layer.mlp, base, skip_nnx_init=True)
     return qwix.quantize_model(model, base, skip_nnx_init=True)
-
-
-def by_itself(part: nnx.Module) -> nnx.Module:
-    """A part of a model with adapters that can be called from outside; they play no role then.
-
-    Without quantised weights that's the part as it is. See `answering` for the others.
-    """
-    if not quantized_places(part):
-        return part
-    return qwix.quantize_model(part, Dequantized([]), skip_nnx_init=True)
 
 
 def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16") -> Gemma4:

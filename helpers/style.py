@@ -193,7 +193,7 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
     """
     fig, ax = figure(7.74, 1)
     lines = draw_tokens(ax, pieces, mask, mask)
-    fig.set_figheight(0.165 * lines + 0.75)
+    fig.set_figheight(0.165 * lines + 0.95)
     ax.set_title(title)
 
     _, grey, _ = TOKEN_LOOK[False, False]
@@ -269,6 +269,15 @@ def show_source(*functions: Callable[..., Any]) -> None:
     sources = [inspect.getsource(function) for function in functions]
     code = "\n\n".join(sources)
     display(Markdown(f"```python\n{code}```"))
+
+
+def fold_source(title: str, *functions: Callable[..., Any]) -> None:
+    """Show the source of helper functions that opens when its title is clicked."""
+    from IPython.display import HTML, display
+    sources = [inspect.getsource(function) for function in functions]
+    code = html.escape("\n\n".join(sources))
+    summary = html.escape(title)
+    display(HTML(f"<details><summary>{summary}</summary><pre>{code}</pre></details>"))
 
 
 COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{name}</b>\

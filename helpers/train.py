@@ -7,6 +7,7 @@ positions of a row. A *tree* is anything that `jax.tree.map` can walk: nested co
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import math
@@ -33,10 +34,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from helpers import chat, gemma, remote, track, weights
 from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
-from helpers.records import OLDER, DataMeta
+from helpers.records import OLDER, DataMeta, Recipe
 from helpers.run import (
     DamagedError, UserError, clock, damaged_notes, digest, is_a_bug, phase, run_dir, same_size,
-    write_text)
+    write_json, write_text)
+from helpers.run import size as size_of_run
 from tables.hardware import chip_of
 from tables.settings import setting
 from tables.stored import PLAIN
@@ -51,8 +53,8 @@ Tree = Any  # containers of arrays, as `jax.tree.map` walks them
 class Settings:
     """What 03 trains and how. The defaults are for the 31B, and most are a published recipe's."""
 
-    rank: int = setting(64, "numbers between A and B")
-    alpha: float = setting(64.0, "the adapter counts alpha / rank times")
+    rank: int = setting(64, "width between A and B")
+    alpha: float = setting(64.0, "the adapter's output is scaled by alpha / rank")
     targets: str = setting(gemma.TARGETS, "which matrices get adapters")
     partial: bool = setting(False, "True: some matrices are left out on purpose")
     learning_rate: float = setting(1e-4, "at its peak")
@@ -60,15 +62,15 @@ class Settings:
     weight_decay: float = setting(0.001, "of AdamW")
     max_grad_norm: float = setting(1.0, "a step's gradient is clipped to it")
     rows_per_step: int = setting(2, "packed rows of an optimizer step")
-    rows_per_device: int = setting(2, "packed rows that a device computes at once")
+    rows_per_device: int = setting(2, "packed rows that each part of fsdp computes at once")
     epochs: float = setting(1.0, "passes over the rows")
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
     dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
     base_dtype: str = setting("", "int8, nf4: how the frozen base is stored; empty: as dtype")
     int8_products: bool = setting(False, "True: an int8 base is multiplied in int8, too (11)")
     mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
-    remat: str = setting("NONE", "BLOCK, DECODER: what is computed again")
-    attention_block: int = setting(1_024, "queries at a time; sliding: half a window")
+    remat: str = setting("NONE", "BLOCK, DECODER: what the backward pass computes again")
+    attention_block: int = setting(1_024, "queries at a time; half a window in sliding layers")
     log_every: int = setting(10, "steps between two lines")
     validate_every: int = setting(100, "steps")
     validation_rows: int = setting(64, "held-out rows of a validation")
@@ -77,7 +79,7 @@ class Settings:
     checkpoints: str = setting("", "gs://... for several hosts; empty: below RUN_DIR")
     answer_tokens: int = setting(512, "of the answers shown before and after")
     fresh: bool = setting(False, "True throws this run's checkpoints and log away")
-    seed: int = setting(42, "of A and of the order of the rows")
+    seed: int = setting(42, "for A's random start and for the order of the rows")
 
 
 def from_environment() -> dict[str, Any]:
@@ -150,14 +152,6 @@ def keep_compilations(checkpoints: str = "") -> None:
     if jax.process_count() > 1 and not checkpoints:
         raise UserError("several hosts write one checkpoint: set CHECKPOINTS to a place that "
                         "all of them reach, such as gs://bucket/run/checkpoints.")
-
-
-def one_cpu() -> list[jax.Device]:
-    """A CPU device, in a list. JAX_PLATFORMS=tpu hides the CPU; then it's the first chip."""
-    try:
-        return jax.local_devices(backend="cpu")[:1]
-    except RuntimeError:
-        return jax.local_devices()[:1]
 
 
 # ── Batches ──
@@ -744,6 +738,11 @@ def machine_facts(mesh: Mesh, held: dict[str, float]) -> dict[str, Any]:
     }
 
 
+def write_machine(mesh: Mesh, held: dict[str, float], **facts: Any) -> None:
+    """Write `machine.json`: `machine_facts`, and what else the page knows of this run."""
+    write_json(run_dir("train", "machine.json"), machine_facts(mesh, held) | facts)
+
+
 # ── State and checkpoints ──
 
 
@@ -930,6 +929,66 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
     return recipe
 
 
+def recipe_of_run(
+    cfg: Settings, meta: DataMeta, base: Path, steps: int, rows_per_step: int
+) -> dict[str, Any]:
+    """`recipe_of`, and what else decides a run: the base, the data, its template, the schedule."""
+    return recipe_of(cfg) | {
+        "base_model": meta.base_model,
+        "base_sha256": weights.fingerprint(base),
+        "steps": steps,
+        "rows_per_step": rows_per_step,
+        "data_sha256": meta.data_sha256,
+        "template_sha256": meta.template_sha256,
+    }
+
+
+def write_recipe(
+    recipe: dict[str, Any],
+    cfg: Settings,
+    meta: DataMeta,
+    mesh: Mesh,
+    model: nnx.Module,
+    state: State,
+    log: pd.DataFrame,
+) -> None:
+    """Write `recipe.json`: all that 04 and later pages need to know of a training.
+
+    Args:
+      recipe: from `recipe_of_run`.
+      cfg: 03's settings.
+      meta: of the data.
+      mesh: that the model was trained on.
+      model: with adapters, real or abstract.
+      state: the last one.
+      log: from `read_log`.
+    """
+    pairs = gemma.adapted_modules(model)
+    trainable = 0
+    for pair in pairs.values():
+        trainable += pair["a"].size + pair["b"].size
+    losses = log.dropna(subset="val_loss").set_index("step").val_loss
+    Recipe(
+        **recipe,
+        size=size_of_run(),
+        base_path=meta.base_path,
+        adapter_dtype="float32",
+        n_modules=len(pairs),
+        trainable_parameters=trainable,
+        partial=cfg.partial,
+        mesh={axis: int(parts) for axis, parts in mesh.shape.items()},
+        checkpoints=cfg.checkpoints or "train/checkpoints",
+        final_step=state.step,
+        epochs=cfg.epochs,
+        system=meta.system,
+        reasoning=meta.reasoning,
+        val_loss_before=float(losses.get(0, np.nan)),
+        val_loss_after=float(losses.iloc[-1]),
+        examples_per_step=recipe["rows_per_step"] * meta.examples_per_row,
+        adapter_sha256=adapters_sha256(state.adapters),
+    ).save()
+
+
 def restore(
     manager: ocp.CheckpointManager,
     state: State,
@@ -978,6 +1037,36 @@ def restore(
         raise UserError(f"none of the checkpoints {steps} in {manager.directory} can be restored. "
                         "Bring back a copy of one, or set fresh=True to start over.")
     return state
+
+
+def checkpoints_of(cfg: Settings) -> epath.Path:
+    """The folder of a run's checkpoints, in a bucket or below the run directory."""
+    return epath.Path(cfg.checkpoints or run_dir("train", "checkpoints").resolve())
+
+
+def begin_or_resume(
+    cfg: Settings, state: State, recipe: dict[str, Any], steps: int
+) -> tuple[ocp.CheckpointManager, State]:
+    """Open the run's checkpoints, go on from the newest that's whole, and print where that is.
+
+    Args:
+      cfg: 03's settings; `fresh` throws old checkpoints away.
+      state: from `start`.
+      recipe: from `recipe_of_run`.
+      steps: number of the last step.
+
+    Raises:
+      UserError: as `throw_away` and `restore`.
+    """
+    folder = checkpoints_of(cfg)
+    if cfg.fresh:
+        throw_away(folder)
+    manager = open_checkpoints(folder, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
+    state = restore(manager, state, recipe)
+    where = f"resuming from step {state.step}" if state.step else "starting at step 0"
+    rest = ", nothing left to train" if state.step == steps else ""
+    print(f"{where} of {steps}{rest}")
+    return manager, state
 
 
 def _leave_aside(manager: ocp.CheckpointManager, step: int, error: Exception) -> None:
@@ -1147,6 +1236,7 @@ class StepLog:
         self.first = 0  # the step that this process goes on from
         self.begun = 0.0
         self.tracker: Any = None  # of TRACK, from `rewind` on
+        self.unprinted: list[dict[str, Any]] = []  # the steps since the last printed line
 
     def rewind(self, step: int) -> None:
         """Keep the records up to a checkpoint's step, and forget what came after it."""
@@ -1201,8 +1291,13 @@ class StepLog:
         track.write(self.tracker, record)
 
     def training(self, record: dict[str, Any]) -> None:
-        """Log one optimizer step. The first, the last and one in `every` are printed, too."""
+        """Log one optimizer step. The first, the last and one in `every` are printed, too.
+
+        Loss, learning rate and gradient norm are the step's. Seconds a step, and tokens a second,
+        are means since the line before, because the time of a single step jumps.
+        """
         self.write(record)
+        self.unprinted.append(record)
         step = record["step"]
         done = step - self.first - 1  # the first step warms up, so its time isn't counted
         if not done:
@@ -1211,14 +1306,17 @@ class StepLog:
         if not is_printed:
             return
 
-        seconds = record["seconds"]
+        seconds = sum(step["seconds"] for step in self.unprinted)
+        tokens = sum(step["real_tokens"] for step in self.unprinted)
+        count = len(self.unprinted)
+        self.unprinted = []
         parts = [
             f"step {step}/{self.steps}",
             f"loss {record['loss']:.4f}",
             f"lr {record['learning_rate']:.2e}",
             f"grad norm {record['grad_norm']:.2f}",
-            f"{seconds:.2f} s/step",
-            f"{record['real_tokens'] / seconds:,.0f} real tok/s",
+            f"{seconds / count:.2f} s/step",
+            f"{tokens / seconds:,.0f} real tok/s",
         ]
         if done:
             pace = (time.perf_counter() - self.begun) / done
@@ -1302,6 +1400,30 @@ def steps_from(run: Run, state: State) -> Iterator[tuple[State, dict[str, Any]]]
         batch = to_mesh(next(batches), run.mesh)  # the next one is read while this step runs
         state = State(step, adapters, opt_state, position)
         yield state, _record_of(state, metrics, began)
+
+
+def train_again(run: Run, state: State, log: pd.DataFrame, most: int) -> State:
+    """Train from an earlier state, and print whether each step's loss is the one in the log.
+
+    It writes nothing.
+
+    Args:
+      run: of the training.
+      state: from `restore`. Its arrays are used up.
+      log: from `read_log`.
+      most: so many steps at most.
+
+    Returns:
+      The last `State`.
+    """
+    logged = log.dropna(subset="loss").set_index("step").loss
+    steps = steps_from(run, state)
+    for state, record in itertools.islice(steps, most):
+        loss = record["loss"]
+        before = logged.get(state.step)
+        answer = "as before" if loss == before else f"not {before}"
+        print(f"step {state.step}: loss {loss}, {answer}")
+    return state
 
 
 def _record_of(state: State, metrics: Metrics, began: float) -> dict[str, Any]:

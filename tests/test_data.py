@@ -11,13 +11,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import ROOT, load, needs_serve, page, serve
+from conftest import ROOT, needs_serve, page, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from helpers import chat, data, packing
+from helpers import chat, data, late_mask, packing
 from tables import texts
 
 ASSET = ROOT / "assets" / "tiny_gemma4"
@@ -815,8 +815,7 @@ def test_02_takes_rows_with_dates_and_tools(tmp_path, monkeypatch):
     """
     text = changed_page(evaluation="", validation=0.2, source="somebody/rows")
     text = text.replace("everything = data", textwrap.dedent(rows) + "everything = data")
-    script.write_text(text.replace("data.read_rows(\"data/own_example.jsonl\")", "[]").replace(
-        "longest = max(own_chats, key=len)", "longest = understood[0]"))
+    script.write_text(text.replace("data.read_rows(\"data/own_example.jsonl\")", "[]"))
     done = page(script, tmp_path / "run")
     assert done.returncode == 0, done.stderr[-2_000:]
     samples = json.loads((tmp_path / "run" / "data" / "samples.json").read_text())
@@ -851,6 +850,19 @@ def test_overlap_equals_brute_force():
     assert data.words_of("A=b[3:0];") == ["a", "=", "b", "[", "3", ":", "0", "]", ";"]
 
 
+def test_what_a_close_row_does_not_share_is_named():
+    exams = {"counter": "A counter of 16 bits.", "far": "Something else"}
+    rows = data.closest_rows({"counter": (0.8, 1), "far": (0.0, -1)}, exams,
+                             ["a wire", "A counter of 32 BITS"], 4)
+    assert rows == [{"evaluation prompt": "counter", "shared runs": "80%",
+                     "words only it has": "16 .", "words only the closest row has": "32"}]
+
+
+def test_a_chat_on_one_line():
+    chat_of_two = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "x" * 9}]
+    assert data.in_short(chat_of_two, 4) == "user: a b | assistant: xxxx…"
+
+
 def test_validation_split_follows_the_prompt():
     picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
@@ -862,7 +874,7 @@ def test_validation_split_follows_the_prompt():
 def test_the_published_mask_is_six_ids_late():
     """6 ids late, and into the <eos>; counted here without the function's own arithmetic."""
     tokenizer, answer = TOKENIZERS["tiny"], "```verilog\nmodule m;\nendmodule\n```"
-    ids, mask = load("02_data.py", "published_row")(tokenizer, "question", answer)
+    ids, mask = late_mask.published_row(tokenizer, "question", answer)
     target = chat.encode_texts(tokenizer, [answer])[0]
     start = next(i for i in range(len(ids)) if ids[i:i + len(target)] == target)
     assert mask.index(True) == start + 6 and mask[-1] and ids[-1] == tokenizer.eos_token_id
@@ -937,5 +949,6 @@ def test_rows_of_codev_lengths_are_at_least_95_percent_full():
 def test_length_study_by_hand():
     table = packing.length_study(np.array([4, 4, 8]), [4, 8], 8, 0)
     assert table["examples kept"].tolist() == pytest.approx([2 / 3, 1])
-    assert table["padding, one per row"].tolist() == pytest.approx([0, 1 - 16 / 3 / 8])
-    assert table["real tokens, packed"].tolist() == [1.0, 1.0]
+    assert table["one per row: real tokens"].tolist() == pytest.approx([1, 16 / 3 / 8])
+    assert table["packed: real tokens"].tolist() == [1.0, 1.0]
+    assert table["packed: row length"].tolist() == [8, 8]

@@ -128,7 +128,6 @@ def test_rules_that_are_spelled_once():
 # Who reads JSON without a record, and why that's fine. Any other file gets a record, else a renamed
 # field, or a file of another shape, would be found where it's used, hours later.
 CHECKS_ITSELF = {
-    "03_train.py": 1,         # samples.json, when `check_data` has compared every byte
     "05_serve_vllm.py": 1,    # data/configs of the repository
     "09_tiny_base.py": 2,     # data/configs and assets of the repository
     "10_published.py": 1,     # data/configs

@@ -321,8 +321,8 @@ def test_checkpoints_in_a_bucket_outlive_the_machine(storage, tmp_path):
     copy_there(ROOT / "assets" / "tiny_gemma4", base)
     there = {"CHECKPOINTS": "gs://runs/bucket-run/checkpoints",
              "JAX_COMPILATION_CACHE_DIR": "gs://runs/jax_cache"}
-    for folder, kill, found in (("first", "step 50/", "starting at step 0"),
-                                ("second", None, "resuming from step 40")):
+    for folder, kill, found in (("first", "step 120/", "starting at step 0"),
+                                ("second", None, "resuming from step 60")):
         run = tmp_path / folder
         own = there | {"TMPDIR": str(tmp_path / f"{folder}-disk")}
         (tmp_path / f"{folder}-disk").mkdir()

@@ -633,6 +633,24 @@ def test_a_damaged_line_of_the_log_is_left_out_and_said(tmp_path, capsys, line, 
     assert len(train.read_log(path)) == 3 and not capsys.readouterr().out
 
 
+def test_a_printed_line_has_the_mean_time_of_its_steps(tmp_path, capsys):
+    log = train.StepLog(tmp_path / "log.jsonl", 4, 2)
+    log.rewind(0)
+    for step, (seconds, tokens) in enumerate([(9.0, 9), (2.0, 30), (1.0, 10), (3.0, 30)], 1):
+        log.training({"step": step, "loss": 1.0, "learning_rate": 0.1, "grad_norm": 1.0,
+                      "seconds": seconds, "real_tokens": tokens})
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert "step 1/4" in first and "9.00 s/step | 1 real tok/s" in first
+    assert "step 2/4" in second and "2.00 s/step | 15 real tok/s" in second
+    assert "step 4/4" in last and "2.00 s/step | 10 real tok/s" in last
+    assert len(read_log(tmp_path)) == 4
+
+
+def test_sizes_are_shown_with_a_unit_that_reads_well():
+    assert [pictures.memory(gib) for gib in (14.61, 0.003399, 2e-6)] == [
+        "14.6 GiB", "3.48 MiB", "2.1 KiB"]
+
+
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_log_of_somebody_else_is_not_emptied(tmp_path, step):
     theirs = '{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 1.5}\n'

@@ -1,0 +1,310 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/14_jax.ipynb)
+#
+# # 14 · JAX in ten minutes
+#
+# **You know PyTorch, and [03](03_train.ipynb) trains in JAX. What do you have to know before you read it?** Five
+# ideas. You'll try each of them in one cell, on random matrices and four simulated devices. At the end you'll
+# know why 03's training step looks as it does, and why we didn't take a trainer that was there already.
+#
+# | | |
+# |---|---|
+# | **Needs** | any CPU, which then shows four simulated devices |
+# | **Reads** | nothing but the 31B's `config.json`, which is in this repository |
+# | **Writes** | nothing |
+# | **Time and cost** | about a quarter of a minute on one idle core |
+
+# %% [markdown]
+# ## Before we start
+# [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · [own data](own_data.ipynb)
+#
+# Appendices: [08 dry run](08_dryrun.ipynb) · [09 tiny base](09_tiny_base.ipynb) · [10 published](10_published.ipynb) · [11 QLoRA](11_qlora.ipynb) · [12 automata](12_nca.ipynb) · [13 RL](13_rl.ipynb) · **14 JAX**
+
+# %% cellView="form"
+# @title Find or clone the repository, install what is missing, say what this machine is.
+import os, subprocess, sys
+from pathlib import Path
+near = [Path(place).absolute() for place in (
+    sys.path[0], ".", "gemma4-on-tpu", os.environ.get("JPY_SESSION_NAME", "."), sys.prefix)]
+found = [path for start in near for path in (start, *start.parents) if (path / "tpu_time").is_dir()]
+if not found and {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & os.environ.keys():  # alone
+    subprocess.check_call("git clone -q --depth=1 https://github.com/OWNER/gemma4-on-tpu".split())
+    found = [Path("gemma4-on-tpu").absolute()]
+if not found:
+    sys.exit("Error: no repository is here or above. Start this kernel inside it, or make one:\n"
+             "git clone https://github.com/OWNER/gemma4-on-tpu && gemma4-on-tpu/setup.sh train")
+sys.path.insert(0, str(found[0]))
+import helpers
+helpers.machine(devices=4, always="tiny")
+
+# %% [markdown]
+# <details><summary>A small dictionary from PyTorch to JAX</summary>
+#
+# | PyTorch | here |
+# |---|---|
+# | `x[0] = 1` | arrays never change: `x.at[0].set(1)` is a new array |
+# | `torch.manual_seed` | randomness needs a key: `jax.random.normal(jax.random.key(0), (2, 3))` |
+# | `torch.cuda.synchronize()` | calls return before they finish: `jax.block_until_ready(x)` waits |
+# | `loss.backward()`, `p.grad` | `jax.value_and_grad(f)` (section 2) |
+# | FSDP, tensor parallelism, `accelerate launch` | one mesh, and a partition spec for every array (section 4) |
+# | `nn.Module` with its parameters | a Flax NNX module: `nnx.split`, `nnx.merge` (section 5) |
+# | `torch.optim.AdamW` and a scheduler | Optax: pure functions, gradient in, update out |
+# | `DataLoader` with workers | Grain: a pipeline whose position is one integer, which a checkpoint can hold |
+# | PEFT's `LoraConfig` | Qwix's `LoraProvider`: a pattern over module paths |
+#
+# </details>
+#
+# ## 1. Functions are compiled, for one shape
+# **When does Python run your function?** Not at every call. `jax.jit` *traces* a function: it runs it once, with
+# placeholders that have a shape and no values, and records every operation. Then the compiler, XLA, turns that
+# record into one program. **The loop below calls `lengths` three times. How often does it print "traced"?**
+
+# %%
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from tables import architecture
+
+key_x, key_w, key_a = jax.random.split(jax.random.key(0), 3)
+x = jax.random.normal(key_x, (32, 16))  # [T tokens, D numbers each]
+
+
+@jax.jit
+def lengths(x):
+    print("  traced for", x.shape)  # Python: runs while JAX traces, and only then
+    return jnp.linalg.norm(x, axis=-1)
+
+
+for tokens in (16, 16, 32):
+    print(f"{tokens} tokens, the first one's vector has length {lengths(x[:tokens])[0]:.2f}")
+
+# %% [markdown]
+# Twice, because the second call found a program for its shape. For the 31B a compilation takes minutes. That's
+# why all our rows have one length, and why 02 packs them full. And because tracing needs only shapes, 03 compiles its
+# step before it has loaded a single weight.
+#
+# **A compiled function belongs to one shape, so keep your shapes the same.**
+#
+# ## 2. Gradients come from functions
+# **Where's `.backward()`?** There is none, and no array has a `.grad`. `jax.value_and_grad(f)` is a new function.
+# It returns the value of `f`, and its gradient for the first argument. That argument may be a *tree*: nested
+# dictionaries and lists of arrays. Below, `pair` is a small LoRA adapter beside a matrix `W`. Nobody asks for the
+# gradient of `W`, so `W` stays frozen.
+
+# %%
+W = jax.random.normal(key_w, (16, 24))
+pair = {"a": jax.random.normal(key_a, (16, 4)) / 4, "b": jnp.zeros((4, 24))}
+
+
+def loss_of(pair, x):
+    return jnp.mean((x @ W + x @ pair["a"] @ pair["b"] - 1.0) ** 2)
+
+
+value, gradients = jax.value_and_grad(loss_of)(pair, x)
+norms = jax.tree.map(lambda gradient: float(jnp.linalg.norm(gradient)), gradients)
+stepped = jax.tree.map(lambda weight, gradient: weight - gradient, pair, gradients)
+print("gradient norms:", {name: round(norm, 3) for name, norm in norms.items()})
+print(f"loss {value:.3f}, after one small step {loss_of(stepped, x):.3f}")
+
+# %% [markdown]
+# <details><summary><b>Why is <code>a</code>'s gradient zero?</b></summary>
+#
+# `a` is multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on purpose: the
+# model with fresh adapters is still the base. After one step `b` isn't zero any more, and `a` learns, too.
+#
+# </details>
+#
+# `jax.tree.map` calls a function on every array of a tree, or on the pairs of two trees.
+#
+# **You differentiate a function, and what you don't pass as its first argument is frozen.**
+#
+# ## 3. A loop in the program, and a mean that isn't one
+# **How do you add up the gradients of several micro-batches?** A Python loop would be unrolled into the program,
+# once for each of them. `jax.lax.scan` is a loop *inside* the program. It carries a value from one round to the
+# next, here the sums of losses and of gradients.
+#
+# There are two micro-batches below, and the mask says which tokens count: 30 of the first one's, and 2 of the
+# second one's. **Does it matter whether you average once over all 32 tokens, or average both means?**
+
+# %%
+mask = jnp.zeros((2, 32)).at[0, :30].set(1).at[1, :2].set(1)
+noise = jnp.array([0.1, 3.0])[:, None, None]  # the second micro-batch is the harder one
+batch = x + noise * jax.random.normal(key_a, (2, 32, 16))
+
+
+def summed_loss(pair, x, mask):
+    losses = jnp.mean((x @ W + x @ pair["a"] @ pair["b"] - 1.0) ** 2, axis=-1)  # of each token
+    return jnp.sum(losses * mask)
+
+
+@jax.jit
+def both_ways(pair, batch, mask):
+    def add_micro_batch(total, rows):
+        loss, gradient = jax.value_and_grad(summed_loss)(pair, *rows)
+        tokens = jnp.sum(rows[1])
+        part = loss, tokens, gradient, loss / tokens
+        return jax.tree.map(jnp.add, total, part), None
+
+    nothing = 0.0, 0.0, jax.tree.map(jnp.zeros_like, pair), 0.0
+    total, _ = jax.lax.scan(add_micro_batch, nothing, (batch, mask))
+    loss, tokens, gradient, means = total
+    return loss / tokens, means / len(batch)
+
+
+over_all, of_means = both_ways(pair, batch, mask)
+print(f"mean over all {mask.sum():.0f} tokens: {over_all:.2f}; mean of both means: {of_means:.2f}")
+
+# %% [markdown]
+# It does. In the mean of means the second micro-batch's two tokens weigh as much as the first one's thirty. That's
+# why 03's micro-batches return *sums*, and why its step divides only once.
+#
+# **Sum over the micro-batches, and divide once.**
+#
+# ## 4. One array, several devices
+# **How can one array lie on four chips?** The *mesh* arranges the devices as a grid and gives its axes names. We
+# use `fsdp` (fully sharded data parallelism) and `tp` (tensor parallelism). A *partition spec* says which axis cuts
+# which dimension: `P("fsdp", "tp")` cuts the rows of a matrix over `fsdp` and its columns over `tp`. In your program
+# it's still one array.
+
+# %%
+mesh = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.devices()[:4])
+kernel = jax.device_put(W, NamedSharding(mesh, P("fsdp", "tp")))
+print(f"{kernel.shape}; a device holds {kernel.sharding.shard_shape(kernel.shape)}")
+jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
+rows = jax.device_put(x, NamedSharding(mesh, P("fsdp")))
+product = jax.jit(jnp.dot)(rows, kernel)
+print(f"rows @ kernel: {product.shape}, {product.sharding.spec}, and nobody asked for that")
+
+# %% [markdown]
+# The compiler works out how results are cut from how the inputs are, and it inserts communication wherever a device
+# needs data that another one holds. You choose the cuts, and you never write a send.
+#
+# ### Which mesh? Heads limit it
+# **How would you cut the 31B over sixteen chips?** With `tp` each chip gets whole attention heads, so `tp` has to
+# divide every head count. The 31B has 32 query heads and 16 *KV heads*, the heads of keys and values, each of which
+# serves several query heads (that's grouped-query attention, GQA). But ten of its layers have just **4** KV heads.
+# They are the *full* layers, which look at all tokens; the other fifty are *sliding* and look at the last 1,024.
+# **What happens with `tp=8`?**
+
+# %%
+big = architecture.read_config("data/configs/gemma4_31b.json")
+for fsdp, tp in ((16, 1), (8, 2), (4, 4), (2, 8), (1, 16)):
+    problem = architecture.mesh_problem(big, fsdp, tp)
+    print(f"fsdp {fsdp:2}, tp {tp:2}: {problem or 'divides everything'}")
+for chips in (4, 8, 16):
+    print(f"on {chips} chips 03 takes (fsdp, tp) = {architecture.choose_mesh(big, chips)}")
+
+# %% [markdown]
+# You get this refusal before 62 GB are read. (A server may store heads twice, and that's how 05 serves with `tp=8`.) So
+# with more chips only `fsdp` grows. A step has more rows then, and you'll have to look for the learning rate again.
+#
+# <details><summary><b>Can you do without <code>tp</code>?</b></summary>
+#
+# Yes, with a mesh such as (4, 1). Then a chip keeps whole rows of the batch and gathers the *weights*, which can travel
+# while the chip multiplies. With `tp` the sum over chips has to wait until the product is done. Which is faster
+# depends on the slice. With rows of 2,048 tokens we predict that a v5p-8 is faster with (4, 1), and a v6e-8 slower
+# with (8, 1) ([08](08_dryrun.ipynb), section 6).
+#
+# </details>
+#
+# **You choose how arrays are cut; the compiler writes the communication. Heads limit `tp`, and `fsdp` grows.**
+#
+# ## 5. A model is a structure and a tree
+# **How does a module get into a compiled function?** Such a function takes arrays and returns arrays, and a module is
+# an object with methods. So `nnx.split` takes a module apart: into a *graph*, which says what it is, and into trees of
+# arrays. You may say which arrays go into which tree. Inside the compiled function `nnx.merge` puts the module together
+# again. Here's a layer with LoRA, split as 03 splits a whole Gemma 4: the adapters in one tree, all else in another.
+
+# %%
+layer = nnx.LoRALinear(16, 24, lora_rank=4, rngs=nnx.Rngs(0))
+graph, adapters, frozen = nnx.split(layer, nnx.LoRAParam, ...)
+for name, tree in (("adapters", adapters), ("frozen", frozen)):
+    shapes = {".".join(path): leaf.get_value().shape for path, leaf in nnx.to_flat_state(tree)}
+    print(f"{name}: {shapes}")
+apart = jax.jit(lambda adapters, frozen, x: nnx.merge(graph, adapters, frozen)(x))
+difference = jnp.abs(apart(adapters, frozen, x) - layer(x)).max()
+print(f"called as a function of its trees, and as it is: at most {difference:.1g} apart")
+
+# %% [markdown]
+# **A model is a graph and trees of arrays, and you decide which tree is trained.**
+#
+# ## 6. What does a step return?
+# **A step reads the frozen weights. What happens if it returns them, too?** Outputs are new arrays, so the device
+# holds the weights twice. Adapters don't cost that: `donate_argnums` lets the new ones take the old ones' memory.
+# Ask the compiler, which knows before anything runs:
+
+# %%
+rule = optax.adamw(1e-3)
+
+
+def train_step(adapters, opt_state, frozen, x):
+    def loss_fn(adapters):
+        return jnp.mean((nnx.merge(graph, adapters, frozen)(x) - 1.0) ** 2)
+
+    loss, gradient = jax.value_and_grad(loss_fn)(adapters)
+    updates, opt_state = rule.update(gradient, opt_state, adapters)
+    return optax.apply_updates(adapters, updates), opt_state, loss
+
+
+def whole_step(adapters, opt_state, frozen, x):
+    return *train_step(adapters, opt_state, frozen, x), frozen
+
+
+opt_state = rule.init(adapters)
+for name, step in (("returns what changed", train_step), ("returns the whole model", whole_step)):
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(adapters, opt_state, frozen, x).compile()
+    memory = compiled.memory_analysis()
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    print(f"{name}: {fresh:,} bytes of fresh outputs")
+
+# %% [markdown]
+# The difference is the matrix and its bias, at four bytes a number (and a few bytes of bookkeeping). For the 31B it
+# would be 14.6 GiB on each of four chips (compiled, [08](08_dryrun.ipynb)).
+#
+# ### Why not Tunix's trainer?
+# Tunix, which knows Gemma 4, has a trainer, too: `PeftTrainer`, with a loop, a loss, accumulation and checkpoints. It's
+# the shortest way to a tuned model. We wrote a loop of our own for the two reasons that you've just seen. Tunix
+# 0.1.7 averages each micro-batch and then those averages, as in section 3. (Its main branch has weighted them since
+# July 2026, 59deac39.) And its compiled step returns the whole model. One of our tests takes a step both ways: with
+# equally many trained tokens in both micro-batches the trainers agree to 1e-4 of the step's length, and with uneven
+# ones they don't.
+#
+# **In our loop every trained token counts the same, and a step returns only what changed.**
+#
+# ## Recap
+# - `jax.jit` traces a function once for each shape; `jax.value_and_grad` differentiates it; `jax.lax.scan` loops in it.
+# - A mesh and partition specs say who holds what. The compiler adds the communication.
+# - `nnx.split` makes trees of a model: one to train, one that stays frozen. A step returns only the first.
+#
+# ### Exercise
+# On the mesh of section 4, how much of `kernel` does a device hold with `P("tp")`, and how much with
+# `P(("fsdp", "tp"))`? Write down both shapes before you ask.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# for spec in (P("tp"), P(("fsdp", "tp"))):
+#     print(spec, NamedSharding(mesh, spec).shard_shape(kernel.shape))
+# ```
+#
+# `(8, 24)` and `(4, 24)`. With `P("tp")` the rows are cut in two, and both halves are stored twice, once for each
+# part of `fsdp`. With both axes on the rows there are four quarters, and nothing is stored twice.
+#
+# </details>
+#
+# Next: [03 · LoRA on Gemma 4: every matrix, every token, every bit](03_train.ipynb)
