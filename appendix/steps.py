@@ -114,7 +114,7 @@ ELSEWHERE = [
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
-# What 03 takes where a slice is meant for a size (`stored.settings_here`), and a v6e-8's mesh (8, 1).
+# What 03 takes where a slice is meant for a size (`stored.settings_here`), and mesh (8, 1).
 AS_03_RUNS = [OURS, ROWS, FREE,
               *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
 

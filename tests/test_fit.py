@@ -8,7 +8,7 @@ from conftest import load
 
 from helpers import quantized
 from tables import hardware, stored
-from tpu_time import fit
+from tpu_time import bands, fit
 
 pytestmark = pytest.mark.laboratory
 
@@ -148,6 +148,23 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
     unknown = fit.will_it_fit("v6e", 4)
     assert fit.run_cost(unknown, 1e6, 1.0)["at_least"] and not fit.run_cost(
         unknown, 1e6, 1.0, speed=2_000.0)["at_least"]
+
+
+def test_what_is_assumed_has_a_range_as_well():
+    """The steps of a v5p-8 are less than half of its run, so their range isn't the run's."""
+    found = fit.will_it_fit("v5p", 4)
+    cost = fit.run_cost(found, 10_000 * 922, 16.80)
+    assert list(cost["ranges"]) == list(cost["minutes"]) == list(fit.WHERE_FROM)
+    predicted = set(cost["minutes"]) - set(fit.ASSUMED)
+    assert predicted == {"optimizer steps", "validate"}
+    for part, (least, most) in cost["ranges"].items():
+        assert least <= cost["minutes"][part] <= most and least < most, part
+    low, high = (float(end) for end in cost["hours_text"].split(" to "))
+    assert low == pytest.approx(sum(least for least, _ in cost["ranges"].values()) / 60, abs=0.005)
+    steps_alone = bands.band(sum(cost["minutes"][part] for part in predicted) / 60)
+    assert high - low > 2 * (steps_alone[1] - steps_alone[0])
+    unknown = fit.run_cost(fit.will_it_fit("v6e", 4), 1e6, 1.0)
+    assert float(unknown["hours_text"].removeprefix("≥ ")) < unknown["hours"]
 
 
 def test_a_run_validates_and_saves_as_often_as_03():
