@@ -188,9 +188,10 @@ helpers.show_source(steps.lower_ours)
 # So we count a compiled row for 03 only if it has as many micro-batches as 03's step. On this page, every other
 # step counts as estimated.
 #
-# Beside its step, a run needs a few more programs: they make the optimizer's state, evaluate, and answer. Here are
-# those that we've compiled so far, for the slices that 03 is meant for. Their memory includes whatever else lies on
-# the chip while they run. *ms a token* is predicted: what one more token of all four answers takes.
+# Beside its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two answer,
+# before training and after it. Here's how far we've compiled them, for the slices that 03 is meant for, and what
+# the largest one needs. (That includes whatever else lies on the chip while it runs.) *ms a token* is predicted:
+# what one more token of all four answers takes.
 
 # %%
 import os
@@ -200,12 +201,16 @@ waiting = steps.missing_programs()
 if libtpu and os.environ.get("DRYRUN") == "full":
     steps.run_programs(waiting)
 if len(others):
-    others["GiB a chip"] = pd.to_numeric(others.hbm_gib)
-    others["ms a token"] = 1e3 * pd.to_numeric(others.seconds_a_token)
-    columns = ["topology", "size", "recipe", "program", "GiB a chip", "limit_gib", "fits",
-               "ms a token"]
-    forms = {"GiB a chip": "{:.1f}", "ms a token": "{:.0f}"}
-    display(others[columns].style.hide(axis="index").format(forms, na_rep=""))
+    others["gib"] = pd.to_numeric(others.hbm_gib)
+    others["ms"] = 1e3 * pd.to_numeric(others.seconds_a_token)
+    others["fits"] = others.fits == "True"
+    programs = others.groupby(["topology", "size", "recipe"], sort=False).agg(
+        compiled=("program", "size"), gib=("gib", "max"), limit=("limit_gib", "first"),
+        fits=("fits", "all"), ms=("ms", "max")).reset_index()
+    names = {"gib": "GiB of the largest", "fits": "all fit", "ms": "ms a token"}
+    forms = {"gib": "{:.1f}", "fits": steps.yes_or_no, "ms": "{:.0f}"}
+    display(programs.style.hide(axis="index").format(forms, na_rep="").relabel_index(
+        [names.get(column, column) for column in programs], axis="columns"))
 print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]

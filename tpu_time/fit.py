@@ -80,8 +80,9 @@ ASSUMED = {
     # Nothing if all of it happens beside the steps. Others: 43 s for a checkpoint of the 31B, for
     # which we count 29.
     "save": (0.0, 1.5),
-    # The whole programs, compiled for a v5p-8, predict 12 and 13 ms for a token; we count 17.
-    "answer before and after": (0.7, 2.0),
+    # The whole programs predict 12 and 13 ms a token on a v5p-8, for which we count 17, and 8 to 11
+    # on a v5e-8 with an int8 base, for which we count 15.
+    "answer before and after": (0.5, 2.0),
 }
 WHERE_FROM = {
     "download the base": "measured by others",
