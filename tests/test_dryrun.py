@@ -19,7 +19,7 @@ from tunix.models.gemma4.model import AttentionType, Gemma4
 from helpers import gemma, train
 from tables import hardware
 from appendix import steps
-from tpu_time import bands, compiler
+from tpu_time import bands, compiler, links
 from tables import published
 
 pytestmark = pytest.mark.laboratory
@@ -92,6 +92,19 @@ def test_the_renters_table_has_hours_only_where_they_are_predicted():
     assert not table.astype(str).apply(lambda column: column.str.contains("≥|≤")).any().any()
     timed = table[table["whole run, h"] != ""]
     assert len(timed) >= 3 and (timed["from"] == "compiled").all()
+
+
+@pytest.mark.slow
+def test_what_the_page_says_of_links_at_half_their_speed(monkeypatch):
+    monkeypatch.setattr(links, "LINK", 0.5)
+    speed = {}
+    for recipe in (steps.PUBLISHED, steps.OURS, steps.ROWS):
+        speed[recipe] = steps.real_tokens(recipe) / steps.predicted(recipe).seconds
+    times = [speed[recipe] / speed[steps.PUBLISHED] for recipe in (steps.ROWS, steps.OURS)]
+    text = " ".join((ROOT / SOURCE).read_text().replace("\n# ", " ").split())
+    whole, tensor = times
+    assert (f"mesh (4, 1) would be {whole:.1f} times as fast as the published step, "
+            f"against {tensor:.1f} for mesh (1, 4)") in text
 
 
 def test_the_factors_of_the_road_multiply_up_to_the_ratio():

@@ -1,10 +1,12 @@
 """tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost."""
 
 import itertools
+import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
-from conftest import load
+from conftest import ROOT, load, program
 
 from helpers import quantized
 from tables import hardware, stored
@@ -165,6 +167,26 @@ def test_what_is_assumed_has_a_range_as_well():
     assert high - low > 2 * (steps_alone[1] - steps_alone[0])
     unknown = fit.run_cost(fit.will_it_fit("v6e", 4), 1e6, 1.0)
     assert float(unknown["hours_text"].removeprefix("≥ ")) < unknown["hours"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no JavaScript here")
+def test_the_sites_cost_page_computes_the_same(monkeypatch):
+    """tools/site/static/cost.js has the sums of `run_cost` once more."""
+    monkeypatch.syspath_prepend(ROOT / "tools" / "site")
+    import cost_data
+    script = (ROOT / "tools/site/static/cost.js").read_text()
+    sums = script[script.index("  function cost(row"):script.index("  function range(")]
+    data = json.dumps(cost_data.page_data())
+    show = ("console.log(JSON.stringify(data.rows.map(row => {"
+            "const sum = cost(row, 9220000, 10); return [sum.hours, sum.dollars]; })))")
+    done = program("node", stdin=f"const data = {data};\n{sums}\n{show}")
+    assert done.returncode == 0, done.stderr
+    every = fit.renters_rows(("31b",)) + fit.renters_rows(fit.SMALL, fit.ONE_CHIP | fit.SLICES)
+    wanted = []
+    for step, _ in every:
+        cost = fit.run_cost(step, 9_220_000, 10)
+        wanted.append([cost["hours_text"], cost["dollars_text"]])
+    assert json.loads(done.stdout) == wanted
 
 
 def test_a_run_validates_and_saves_as_often_as_03():
