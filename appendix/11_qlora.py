@@ -393,7 +393,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantising, and the E4B does. But look at the column *known*: an estimate is no
 #   promise. The E2B's step once fitted with one micro-batch, and 03's own step with four was refused (08, section 3,
-#   says why, and what was changed). Where it says *estimated*, take the larger v6e-1.
+#   says why, and what was changed). A v6e-1 has twice the memory.
 #
 # **Quantise if the base doesn't fit. If it fits, storage alone saves no time.**
 #
