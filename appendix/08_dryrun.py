@@ -25,7 +25,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: you see stored results |
 # | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
-# | **Costs** | one to three minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
+# | **Costs** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
 #
 # The outputs below come from the tiny run on two CPU cores, but their numbers are about the 31B and the E2B on
 # real TPU slices. Counts, such as memory, are *compiled*, and times are *predicted*. We measured none of them.
@@ -63,9 +63,11 @@ helpers.machine()
 # to come before JAX, because JAX looks for the library when it starts.
 
 # %%
+from tables import hardware
 from tpu_time import compiler
 
-libtpu = compiler.start()
+has_chips = hardware.here().accelerator == "tpu"
+libtpu = "" if has_chips else compiler.start()  # it would take the real chips' library
 if libtpu:
     import jax
     import jax.numpy as jnp
@@ -76,6 +78,9 @@ if libtpu:
     matrix = jax.ShapeDtypeStruct((8_192, 8_192), jnp.bfloat16, sharding=rows)
     product = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).compile()
     print(product.memory_analysis())
+elif has_chips:
+    print("This machine has real chips, so this page leaves them alone: what follows is stored. "
+          "To compile, run it on a machine without a TPU.")
 else:
     print("libtpu is not on this machine (./setup.sh dryrun): what follows is stored")
 
@@ -108,8 +113,9 @@ if libtpu:
 # ## 2. The answers first
 # **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Let's begin with
 # the answers; the rest of the page shows where they come from. The memory is *compiled*. The time of the steps is
-# *predicted*, and section 9 says how wide its range has to be. Everything else is assumed. Section 8 has the same
-# answers for every slice.
+# *predicted*, and section 9 says how wide its range has to be. Everything else is assumed, or others measured it
+# somewhere else, so each of these parts has a range, too. The hours go from the sum of the least to the sum of the
+# most. Section 8 has the same answers for every slice.
 
 # %%
 import pandas as pd
@@ -119,12 +125,13 @@ from tpu_time import bands, fit
 answer = fit.will_it_fit("v5p", 4)
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
 print(answer)
-print("\n".join(f"{minutes:5.1f} minutes: {part}" for part, minutes in cost["minutes"].items()))
+for part, (least, most) in cost["ranges"].items():
+    print(f"{least:4.1f} to {most:4.1f} minutes: {part} ({fit.WHERE_FROM[part]})")
 print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000 published samples")
 
 # %% [markdown]
-# **The step fits, and less than half of a run's time goes into steps. The rest is loading, compiling, validating
-# and saving.**
+# **The step fits. How long a run takes depends less on its steps than on what happens around them: loading,
+# compiling and saving, which nobody has timed here.**
 #
 # ## 3. What is compiled
 # **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step.
@@ -137,7 +144,8 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 # - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8. Sections 6 and 7 come
 #   back to it.
 #
-# They differ in these fields:
+# They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row meet the
+# output matrix: all of them with *one-hot*, else only as many as are trained at most.)
 
 # %%
 import dataclasses
@@ -148,7 +156,6 @@ from IPython.display import display
 from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
-from tables import hardware
 from tpu_time import predict, write_trace
 
 if libtpu:
@@ -178,11 +185,13 @@ helpers.show_source(steps.lower_ours)
 #
 # </details>
 #
-# So we count a compiled row for 03 only if it has as many micro-batches as 03's step.
+# So we count a compiled row for 03 only if it has as many micro-batches as 03's step. On this page, every other
+# step counts as estimated.
 #
-# Beside its step, a run needs a few more programs: they make the optimizer's state, evaluate, and answer. Here are
-# those that we've compiled so far, for the slices that 03 is meant for. Their memory includes whatever else lies on
-# the chip while they run. *ms a token* is predicted: what one more token of all four answers takes.
+# Beside its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two answer,
+# before training and after it. Here's how far we've compiled them, for the slices that 03 is meant for, and what
+# the largest one needs. (That includes whatever else lies on the chip while it runs.) *ms a token* is predicted:
+# what one more token of all four answers takes.
 
 # %%
 import os
@@ -192,12 +201,16 @@ waiting = steps.missing_programs()
 if libtpu and os.environ.get("DRYRUN") == "full":
     steps.run_programs(waiting)
 if len(others):
-    others["GiB a chip"] = pd.to_numeric(others.hbm_gib)
-    others["ms a token"] = 1e3 * pd.to_numeric(others.seconds_a_token)
-    columns = ["topology", "size", "recipe", "program", "GiB a chip", "limit_gib", "fits",
-               "ms a token"]
-    forms = {"GiB a chip": "{:.1f}", "ms a token": "{:.0f}"}
-    display(others[columns].style.hide(axis="index").format(forms, na_rep=""))
+    others["gib"] = pd.to_numeric(others.hbm_gib)
+    others["ms"] = 1e3 * pd.to_numeric(others.seconds_a_token)
+    others["fits"] = others.fits == "True"
+    programs = others.groupby(["topology", "size", "recipe"], sort=False).agg(
+        compiled=("program", "size"), gib=("gib", "max"), limit=("limit_gib", "first"),
+        fits=("fits", "all"), ms=("ms", "max")).reset_index()
+    names = {"gib": "GiB of the largest", "fits": "all fit", "ms": "ms a token"}
+    forms = {"gib": "{:.1f}", "fits": steps.yes_or_no, "ms": "{:.0f}"}
+    display(programs.style.hide(axis="index").format(forms, na_rep="").relabel_index(
+        [names.get(column, column) for column in programs], axis="columns"))
 print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]
@@ -237,8 +250,8 @@ if libtpu:
 # - **Instructions.** For some of them the back end says that it has no cost model (`COST_MODEL_TYPE_INVALID`), and
 #   then it counts far too many cycles. We let such an instruction take at most as long as a measured copy takes for
 #   its bytes: a copy reaches 0.83 of the HBM's speed.
-# - **Collectives.** The bytes travel over the links that the group of chips can use, at 0.90 of the links' speed;
-#   loops on a v5e-4 reached that. If a collective stops the chip, the clock waits for all of it. If it runs beside
+# - **Collectives.** The bytes travel over the links that the group of chips can use, at 0.90 of the links' speed.
+#   Loops on a v5e-4 reached that, and we count on it for v5p and v6e, too. If a collective stops the chip, the clock waits for all of it. If it runs beside
 #   other work, only that part costs time which isn't done yet when the result is needed.
 # - **The rest.** Instructions without a known cost may hold at most 2 % of the FLOPs and bytes. Otherwise we give
 #   no time. (What only moves data has a known cost: its bytes at the HBM's speed.)
@@ -257,10 +270,13 @@ trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
 trace.parent.mkdir(parents=True, exist_ok=True)
 write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
+sixty = steps.predicted(steps.OURS)
+print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} of the time")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip. It gathers activations before a block, or scatters the
-# block's sum after it.
+# block's sum after it. (Don't take the share of these two layers for the whole step's: the output matrix, which has
+# little to wait for, is a third of their time.)
 #
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
@@ -268,10 +284,11 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 # **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
 # split the time by part of the model. Then look at the column *at its limit*. Imagine that the products of a part
 # ran at the chip's peak, or that its bytes moved at the HBM's speed. What share of its time would the part still
-# need? Near 100 % there's little to gain. The rest is what a better program could save.
+# need? Near 100 % there's little to gain. The rest is what a better program could save. (The tables leave out what
+# takes less than 2 % of the time.)
 
 # %%
-walked = {recipe: steps.predicted(recipe) for recipe in (steps.PUBLISHED, steps.OURS)}
+walked = {steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty}
 figures.draw_parts(walked)
 
 # %%
@@ -310,13 +327,15 @@ for recipe, found in walked.items():
 # need a scale: the token's largest number. A chip that has whole rows finds it without asking the other chips.
 # And in int8 the weights travel in half the bytes. What does it cost in quality? At the tiny size we saw no loss
 # in three pairs of runs, and at 31B nobody has looked (11, section 6). Here are all sixty layers, compiled and
-# predicted:
+# predicted. (BLOCK and DECODER say what the backward pass computes again: the insides of attention and MLP, or
+# whole layers.)
 
 # %%
 table = steps.stored("v5p-8_31b")
 ours = steps.in_order(table, [steps.OURS, steps.ROWS, steps.ROWS_INT8])
 ours = pd.concat([ours, steps.stored("v5p-32_31b"), steps.stored("v6e-8_31b")])
 steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
+                  "real_tokens_per_step": "real tokens a step",
                   "seconds_predicted": "s, predicted", "seconds_exposed": "of these waiting",
                   "tokens_per_second_predicted": "real tokens/s"})
 
@@ -325,23 +344,33 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # vocabulary and multiplies all rows by it, so only 44 MB of hidden states have to travel. On a v5p the chip still
 # waits for three things: the MLP's weights, the sum of the adapters' gradients, and its own copies.
 #
-# **On a v6e-8 the same mesh loses**, as far as we know. Gathers over its 2 x 4 chips go one way round a single
+# **How sure is that?** Less sure than the rest. On a v5p of 2 x 2 chips nobody has timed gathers that travel beside
+# products. If the links reached only half of their speed, mesh (4, 1) would be 8.4 times as fast as the published
+# step, against 8.1 for mesh (1, 4), so most of its lead would be gone (predicted in the same way).
+#
+# **On a v6e-8 mesh (8, 1) loses**, as far as we know. Gathers over its 2 x 4 chips go one way round a single
 # ring. Others measured that on a v5e-8 (section 9). A v6e's program names the same ring, but nobody has timed it
 # there.
 #
-# Would you like to train this way? Set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes these
-# meshes by itself. For int8 products set `base_dtype="int8"` and `int8_products=True` in 03 ([11](11_qlora.ipynb)
-# explains them), and on a v6e-8 `remat="BLOCK"` as well. The price is in the data: if your examples are as long as
-# CodeV-R1's, you drop the longest 3 %. And because they're the longest, 8 % of all tokens go with them.
+# **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes
+# mesh (4, 1), or (16, 1) on a v5p-32, by itself. It follows a rule: of the compiled rows that fit and are long enough
+# for yours, it takes the one with the most predicted tokens a second. On a v6e-8 that's mesh (2, 4), also for rows of
+# 2,048. That step is compiled for rows of 4,096, and you lose nothing by it: 02 packs to your length, and 03 takes
+# four rows at once instead of two, so a step keeps its tokens. (That it fits is then our conclusion and not the
+# compiler's word: as many tokens, and less attention.)
+#
+# For int8 products set `base_dtype="int8"` and `int8_products=True` in 03 ([11](11_qlora.ipynb) explains them), on a
+# v5p. On a v6e-8 even they don't make mesh (8, 1) the faster one, as the table shows.
+#
+# Rows of 2,048 have a price, and your data pay it. If your examples are as long as CodeV-R1's, you drop the longest
+# 3 %. And because they're the longest, 8 % of all tokens go with them.
 #
 # <details><summary><b>What does this mesh do to the answers before and after training?</b></summary>
 #
-# An answer grows by one token at a time. If a chip gathered all the weights for every token, a token would take
-# 290 ms on mesh (4, 1), against 15 ms on mesh (1, 4) (predicted from six compiled layers). Just reading a chip's
-# own weights takes 6 ms. So `gemma.greedy` turns the rule around: the weights stay where they are, each chip
-# multiplies its part of them, and only the tokens' sums travel. With all 60 layers compiled, a token of four answers
-# takes 12 ms on mesh (4, 1) and 13 ms on mesh (1, 4) (predicted; section 3 has the table). The hours below assume
-# 17 ms, to be on the safe side.
+# An answer grows by one token at a time. Gathering all the weights for each of them would take 290 ms on mesh (4, 1)
+# (predicted from six compiled layers). So `gemma.greedy` leaves the weights where they are: each chip multiplies
+# its part of them, and only the tokens' sums travel. That takes 12 ms (all 60 layers compiled, predicted; section 3
+# has the table).
 #
 # </details>
 #
@@ -362,34 +391,39 @@ table = steps.in_order(steps.stored("v5p-8_31b"), [*steps.ROAD, steps.ONE_ROW, s
 figures.draw_memory(table)
 
 # %% [markdown]
-# Recomputing buys memory, not speed. *One row* means micro-batches of a single row. That needs about half of the
-# memory that two rows at once need, and 2 % more time for its tokens, so 03 takes two rows where they fit. (With
-# one row a device, 03 would run two such micro-batches. That program isn't compiled yet.)
+# Recomputing buys memory, not speed. *One row* means micro-batches of a single row. They need about half the memory
+# and 2 % more time per token, so 03 takes two rows where they fit.
 
 # %%
 steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
+                   "real_tokens_per_step": "real tokens a step",
                    "seconds_predicted": "s, predicted", "seconds_exposed": "of these waiting",
                    "tokens_per_second_predicted": "real tokens/s"})
 
 # %% [markdown]
 # How many times the published speed is that, in real tokens per second? It's a ratio of two predictions, so we
-# print it with the range that section 9 gives it. *One sigma* means: if our misses are like those of section 9,
-# two of three such ranges hold. With two sigmas, nineteen of twenty do. But you don't wait for a step. You wait
+# print it with the range that section 9 gives it. *One sigma* means: if we miss as we did in section 9, two of three
+# such ranges hold. With two sigmas, nineteen of twenty do. But you don't wait for a step. You wait
 # for a whole run, with its downloads, compilations, evaluations and answers. So the time of a whole run stands
 # beside it. (The published run took 3.34 hours.)
 
 # %%
+import tables
+
 speed = table.set_index("recipe").tokens_per_second_predicted
 for recipe in (steps.OURS, steps.ROWS):
     times = speed[recipe.recipe] / speed["published"]
     whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
     print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} with one "
           f"sigma, {bands.between(times, 2, sigmas=2)} with two;\n   a run takes "
-          f"{whole['hours_text']} hours, {3.34 / whole['hours']:.1f} times as fast end to end")
-figures.draw_road(steps.road(table))
+          f"{whole['hours_text']} hours; in the middle, it's {3.34 / whole['hours']:.1f} times as "
+          "fast end to end")
+told = float(tables.published("training_results", "metric", "tpu")["throughput"])
+figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
-# Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real. *Our step* is 03's: float32
+# Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real, and any trainer can pack. *Our
+# step* is 03's: float32
 # adapters on 360 modules, attention by blocks, two rows at once, and no outputs but those that take a donated
 # argument's place.
 #
@@ -402,11 +436,14 @@ figures.draw_road(steps.road(table))
 # %%
 peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
 tokens = steps.real_tokens(steps.ROWS_INT8)
+plain = speed[steps.ROWS.recipe] / speed["published"]
 for share in (0.94, 0.8, 0.7, 0.6):
     seconds = steps.int8_at(found, share, peak)
-    print(f"int8 products at {share:.0%} of the peak: {seconds:.3f} s a step, "
-          f"{tokens / seconds / speed['published']:.1f} times the published speed, "
-          f"{tokens / seconds / speed[steps.ROWS.recipe]:.2f} times the same mesh in bfloat16")
+    times = tokens / seconds / speed["published"]
+    print(f"int8 products at {share:.0%} of the peak: {seconds:.3f} s a step, {times:.1f} times "
+          f"the published speed, {times / plain:.2f} times the same mesh in bfloat16")
+print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plain:.0f} times the "
+      f"published speed; in bfloat16 it's {plain:.1f}")
 
 # %% [markdown]
 # Others have measured whole steps with int8 products. They gained a factor of 1.2 to 1.4: an 8B on v5e went from
@@ -415,21 +452,25 @@ for share in (0.94, 0.8, 0.7, 0.6):
 # ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise their weights in each step,
 # which a base that's frozen and stored in int8 doesn't need. So ours may gain more, but no measurement says so.
 #
-# **Read the int8 row as somewhere from 9 to 14.5 times, unanchored, and take the bfloat16 number as the result.**
+# **No measurement anchors a step with int8 products, so take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
 # **Which slice should it be?** Here are the questions of section 2 for every slice, on the mesh with the most
-# tensor parallelism. There a base in fewer bits saves memory and no time. Where no row is compiled, we estimate
-# the memory by adding up the parts, and one such sum was 8 GiB too low (int8, BLOCK, v6e-8). In this table a step
-# fits only if it leaves a tenth of the chip free, whether it's compiled or estimated.
+# tensor parallelism. There a base in fewer bits saves memory and no time, so the table shows it only where bfloat16
+# doesn't fit. Where no row is compiled, we estimate the memory by adding up the parts, and one such sum was 8 GiB too
+# low (int8, BLOCK, v6e-8). In this table a step fits only if it leaves a tenth of the chip free, whether it's
+# compiled or estimated. Speed, hours and dollars stand only where a time is predicted.
 #
 # One slice costs nothing: Kaggle lends everybody a v5e-8 (the dollars in its rows are what Google asks for one).
 # A bfloat16 base doesn't fit there, and an int8 base does (compiled). So on a v5e-8 03 stores the base as int8 by
 # itself. [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8) adds
 # up what a session there takes.
 #
-# The steps on a v5e-4, and the int8 step on a v6e-4, were compiled with one micro-batch, where 03 runs two. Until
-# that's done they count as estimated.
+# **Is a step the same on every slice?** No, its batch isn't. 03's step has at least two rows, and more if the mesh
+# computes more at once. So a v5p-8 has 8,192 tokens a step, which is close to the published batch, a v6e-8 has
+# 16,384, a v5p-32 has 32,768, and a v5e-8 only 4,096 (its rows are half as long). The learning rate and the warm-up
+# stay as they are. A run on another slice than a v5p-8 is therefore another recipe, and no run has shown what that
+# does to the 31B.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -444,20 +485,23 @@ for recipe in (steps.OURS, steps.ROWS):
 # states what we assume about each of these. The same table with fields to fill in, for small models as well, is
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
 #
-# **A range is predicted from a compiled program, and a ≥ is only a lower bound. Never rank the one against the
-# other.**
+# **Compare slices by hours and dollars where both are predicted. An empty cell means that nobody knows yet.**
 #
 # ## 9. Against what others measured
 # **Why should you believe these times?** Because the same rules can be tried on programs that others have timed
 # on real chips. We predict them all, and the table shows by how much we miss. All of them but two collectives are
 # compiled here again, in the same shapes (`python -m tpu_time.anchors`; for memory `python -m appendix.memory`).
 # Attention is 2 % of MaxText's step, and there we assume that it runs at half the peak. Tunix's steps are LoRA,
-# like ours.
+# like ours. The table shows the whole training steps and the collectives; the figure has all programs.
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
-display(anchors[["program", "slice", "clock", "measured_ms", "predicted_ms", "miss", "source"]]
-        .assign(source=anchors.source.str.split(":").str[0]).style.hide(axis="index"))
+is_step = anchors.name.str.match("maxtext|tunix")
+is_collective = anchors.name.str.contains("gather|psum")
+shown = anchors[is_step | is_collective]
+shown = shown.sort_values("measured_ms", key=pd.to_numeric, ascending=False)
+display(shown[["program", "slice", "measured_ms", "predicted_ms", "miss", "source"]]
+        .assign(source=shown.source.str.split(":").str[0]).style.hide(axis="index"))
 figures.draw_anchors(anchors)
 
 # %% [markdown]
@@ -483,8 +527,8 @@ else:
 #
 # Memory needs no clock. Others kept the reports that XLA itself wrote about Tunix's LoRA step, even for runs that
 # didn't fit. `compiler.planned` asks for the same report here, in a process of its own, and gets it ten times
-# sooner than a whole compilation. The other tables of this page hold what whole compilations say. That's up to a
-# tenth more memory, and no report checks it.
+# sooner than a whole compilation. So what others' reports check is XLA's *plan*. The tables on this page come from
+# whole compilations, which say up to a tenth more, and for those we have no check.
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv").rename(columns={"theirs_gib": "GiB a chip"})
@@ -497,8 +541,8 @@ plans.groupby(["model", "slice"], sort=False).agg(
 # for each, or 1.12 s if a quarter of an hour went into loading and compiling.
 #
 # All the ranges in this series follow one rule, which stands in `tpu_time/bands.py`. The *typical miss* is the root
-# mean square of log(predicted / measured) over the table of programs above. A ratio of two predictions has √2 of
-# it. That's one sigma. Two kinds of rows are shown but don't count:
+# mean square of log(predicted / measured) over the programs of the figure. A ratio of two predictions has √2 of
+# it. That's one sigma. Two kinds of rows are shown (hollow in the figure) but don't count:
 #
 # - **Single calls of a few milliseconds.** There the host takes as long as the chip, which isn't so for a training
 #   step of a second. (AdamW's row alone would be half of the squared miss.)
@@ -506,7 +550,10 @@ plans.groupby(["model", "slice"], sort=False).agg(
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
-print(f"typical miss: {100 * bands.typical_miss():.0f} % (one sigma)")
+timed = anchors[is_step].astype({"predicted_ms": float, "measured_ms": float})
+misses = np.log(timed.predicted_ms / timed.measured_ms)
+print(f"typical miss: {100 * bands.typical_miss():.0f} % (one sigma); of the {len(timed)} whole "
+      f"steps alone: {100 * np.sqrt(np.mean(misses**2)):.0f} %")
 print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; "
       f"{bands.between(published, form='{:.2f}', sigmas=2)} with two; middle {published:.2f}, "
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
@@ -521,15 +568,19 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 #
 # **Where should you be careful?**
 #
+# - Half of the programs that count are single products. Only five are whole training steps, and four of the five come
+#   from one author. With the published step that's six, and we predict one of them right (Tunix's of Gemma 4). The
+#   published step takes longer than we predict, the other four less. So a step's range rests on few programs, and it
+#   could well be a little wider than we print.
+# - The published step is the only one of *this* model on *this* slice. If our own step misses as it does, expect the
+#   lower end of the tokens a second. If both miss alike, the ratio between them doesn't suffer.
 # - The programs were measured with earlier compilers than ours.
-# - There are six whole steps, and the prediction hits one of them: Tunix's of Gemma 4. It's too short for the
-#   published one, and too long for MaxText's and for those of Gemma 3.
 # - Tpuchat's single calls take longer than their programs, and the more arrays go in and out, the longer. It's
 #   about 0.13 ms with three arrays (a norm and seven products, LOG.md), 0.9 with 116 (its mean of gradients) and
 #   1.2 with 233 (its AdamW).
 # - For the all-reduce over 256 chips the prediction misses, and there's no second measurement that could say why.
-# - The model has seen some of these rows, or rows like them: two of its rules were mended on MaxText's row, and the
-#   links' 0.90 comes from twins of the two loops.
+# - The model has seen some of these rows, or rows like them: we corrected two of its rules with MaxText's row before
+#   our eyes, and the links' 0.90 comes from twins of the two loops.
 #
 # **Other people's measurements say how far to trust a prediction, so it's a range and never a single number.**
 #

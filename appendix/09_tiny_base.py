@@ -140,7 +140,7 @@ print(f"{caught} of {len(pairs)} modules with a bug fail; "
       f"{make.BUG_SHARE:.0%} of the corpus' modules get one")
 
 # %% [markdown]
-# Nearly all bugs matter; of a larger draw, 396 of 400 failed (measured). The few that don't matter are real,
+# Nearly all bugs matter: when we tried 400 of them, 396 failed (measured). The few that don't matter are real,
 # too: a sign extension that is one bit too wide gets cut off again.
 #
 # ### The corpus: documents, not dialogues
@@ -165,6 +165,8 @@ print(found)
 assert not any(found.values())
 
 # %% [markdown]
+# **The corpus holds right code and wrong code, and nothing that looks like a question.**
+#
 # ## 3. The tokenizer
 # **How does text become numbers?** By byte-level BPE, byte-pair encoding: neighbours that are often seen
 # together become one token. Any text goes in and comes out unchanged. The first 128 ids are control tokens,
@@ -409,10 +411,9 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 
 # %% [markdown]
 # ## 7. Train, and look at what it writes
-# At three moments our 36 lines let the model continue a comment. They take the likeliest token each time, and
-# each token costs a whole forward pass.
-#
-# **The loss starts near 7. What will the model write after 10 steps, and what after 40?**
+# **The loss starts near 7. What will the model write after 10 steps, and what after 40?** At three moments our
+# 36 lines let the model continue a comment. They take the likeliest token each time, and each token costs a
+# whole forward pass.
 
 # %%
 comment = ("// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n"
@@ -501,7 +502,8 @@ print(f"{len(tensors)} tensors; logits after reloading at most {apart:.1e} apart
 assert apart < 1e-4
 
 # %% [markdown]
-# `pretrain.json` says what a base was made from.
+# **In Hugging Face's names the weights are the same numbers, so any program can read them.** `pretrain.json`
+# says what a base was made from.
 
 # %%
 recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
@@ -564,9 +566,11 @@ table
 # of names and widths that it never saw together. It has learned two more things. It doesn't know how to
 # be asked: a chat request looks to it like a text that goes on. And it doesn't prefer right to wrong: it
 # writes what people write, bugs included. (These answers are greedy, the likeliest token each time, and
-# there are many ways to be wrong, so the right one is often still the likeliest. Draw answers by chance,
-# as 07 does, and more of them fail.) Notebook 03 teaches it both: how to answer, and which of the two
-# kinds of code to write.
+# there are many ways to be wrong, so the right one is often still the likeliest. If you sample answers,
+# as 07 does, more of them fail.) Notebook 03 teaches it how to answer. Whether it also teaches it to
+# prefer right code to wrong is one of 07's questions.
+#
+# **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 
 # %% [markdown]
 # ## Recap

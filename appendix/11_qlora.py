@@ -93,7 +93,9 @@ ax.invert_yaxis()
 ax.text(found.limit, 1.5, f" a program may use\n {found.limit:.2f} GiB of a chip", va="center",
         fontsize=9)
 fig.legend(loc="outside right center", fontsize=8)
-ax.set(title="The 31B on four v5e chips: only a quantised base fits", xlabel="GiB of one chip")
+small = [name for name, parts in held.items() if sum(parts.values()) <= found.limit]
+ax.set(title=f"The 31B on four v5e chips: {' and '.join(small) or 'nothing'} would fit",
+       xlabel="GiB of one chip")
 style.finish(fig, "11_answer",
              "compiled where 08 has the step (temporaries: the other three), else estimated")
 
@@ -173,7 +175,7 @@ pd.DataFrame(rows, dtype=float).T.round(4)
 #
 # **Quantising is rounding with a scale. The fewer levels there are, the fewer weights may share a scale.**
 #
-# ## 4. What breaks, and how to mend it
+# ## 4. What breaks, and how to fix it
 # **Can't Qwix do all this by itself?** It promises to: `LoraProvider(…, weight_qtype="int8")` quantises and adds
 # adapters in one go. But with Tunix's Gemma 4, the model that comes out doesn't run:
 
@@ -201,7 +203,7 @@ helpers.show_source(quantized.Casts, quantized.Dequantized)
 # The second class is there for speed and memory. Qwix looks up NF4 weights in a table, and on a mesh that would
 # gather whole matrices on every chip.
 #
-# In 03 that's one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B has it by itself. The page then
+# In 03 that's one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. The page then
 # loads the base on the host and sends one quantised matrix at a time to the chips, and the adapters come with a
 # provider. (If you try this in 03 on a CPU, take int8. JAX 0.10.2 refuses 4-bit arguments there if a step was
 # compiled ahead.) Here's what 03 calls, and what the base then takes:
@@ -309,7 +311,7 @@ right.tick_params(axis="x", rotation=20)
 style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measured")
 
 # %% [markdown]
-# The losses hardly differ, but what counts is whether the answers pass. For each problem we drew three answers
+# The losses hardly differ, but what counts is whether the answers pass. For each problem we sampled three answers
 # (temperature 0.8) and took a greedy one. Every run has a twin in bfloat16, with the same seed and the same
 # problems, so we compare in pairs.
 
@@ -325,7 +327,7 @@ for (plan, name), row in table.iterrows():
     ax.plot(dots, [name] * len(dots), "o", color=style.BLUE, alpha=0.6)
     ax.hlines(name, row["problems from"], row["problems to"], style.GREY, lw=9, alpha=0.4, zorder=1)
     ax.hlines(name, row["seeds from"], row["seeds to"], style.BLACK, lw=1, zorder=1)
-for ax, title in zip(axes, ("Drawn answers", "Greedy answers")):
+for ax, title in zip(axes, ("Sampled answers", "Greedy answers")):
     ax.axvline(0, color=style.BLACK, lw=1, ls=":")
     ax.set(title=title, xlabel="pass@1 minus that of bfloat16, paired")
 axes[0].margins(y=0.2)
@@ -355,8 +357,8 @@ for (plan, name), row in table.iterrows():
 # into those: what you ship is then what training has validated. 04 does that by itself. It reads in 03's recipe how
 # the base was stored, and `quantized.as_trained` turns the rows of the base's files into what training saw.
 #
-# In our first runs neither of the two scored higher (no p below 0.4). The result is in bfloat16, and you serve it
-# like any other.
+# In our first runs neither base gave the better merged model (no p below 0.4). The result is in bfloat16, and you
+# serve it like any other.
 #
 # **Merge into the base that you trained on.**
 #
@@ -364,7 +366,7 @@ for (plan, name), row in table.iterrows():
 # **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
 # fits. That's a compiled step that leaves a tenth of the chip free, if there is one. Otherwise it's the estimated
 # step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922 tokens,
-# with loading, compiling and saving. A range is predicted from a compiled program, and a *≥* is only a lower bound
+# with loading, compiling and saving. They stand only where a time is predicted from a compiled program
 # ([08](08_dryrun.ipynb)).
 
 # %%
@@ -378,8 +380,8 @@ for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 
         rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
                      "rows": f"{found.rows} x {found.row_length:,}", "GiB": found.total,
                      "of": found.limit, "known": "compiled" if found.compiled else "estimated",
-                     "hours": cost["hours_text"] if found.fits else None,
-                     "USD": cost["dollars_text"] if found.fits else None})
+                     "hours": cost["hours_text"] if found.fits and found.speed else None,
+                     "USD": cost["dollars_text"] if found.fits and found.speed else None})
 table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
@@ -389,9 +391,9 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #   03 takes int8 by itself. Its step is compiled whole there; nobody has run it.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
-# - **v5e-1**: by these estimates the E2B doesn't need quantising, and the E4B does. But 08 has compiled such steps
-#   with one micro-batch only, and 03 runs four. The first such program of the E2B was refused (08, section 3, says
-#   why, and what was changed). So wait for a compiled row, or take the larger v6e-1.
+# - **v5e-1**: the E2B doesn't need quantising, and the E4B does. But look at the column *known*: an estimate is no
+#   promise. The E2B's step once fitted with one micro-batch, and 03's own step with four was refused (08, section 3,
+#   says why, and what was changed). A v6e-1 has twice the memory.
 #
 # **Quantise if the base doesn't fit. If it fits, storage alone saves no time.**
 #
@@ -411,7 +413,8 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #
 # - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantise through Qwix (`quantization="int8"` in 05).
 #   They don't round as we do, so evaluate again.
-# - **fp8 on a v6e** saves memory but no time: that chip has no fp8 arithmetic.
+# - **fp8 on a v6e** saves memory. It can't speed up reading the prompt, because that chip has no fp8 arithmetic.
+#   Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
 #
 # **How you stored the base while training doesn't decide how you serve it.**
 #

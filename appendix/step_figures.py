@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from appendix import parts, steps
 from helpers import style
-from tpu_time import report
+from tpu_time import bands, report
 from tpu_time.clock import Prediction
 
 COLORS = {  # of `parts.PARTS`
@@ -34,7 +34,7 @@ WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",
 WAITING = WAITS["waits: reduce-scatter"]  # where the kind of wait isn't told
 KINDS_OF_MEMORY = (("args_gib", style.BLUE, "arguments"), ("out_gib", style.RED, "fresh outputs"),
                    ("temp_gib", style.ORANGE, "temporaries"))
-TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 15)  # times the published speed
+TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 15)  # times the published recipe's predicted speed
 ALL = "all together"
 
 
@@ -71,7 +71,8 @@ def draw_trace(prediction: Prediction, name: str, title: str) -> None:
     lanes = dict(report.TRACKS.values())
     ax.set_yticks([-lane for lane in lanes], lanes.values())
     busy = prediction.compute / prediction.clock
-    ax.set(title=f"The chip computes {busy:.0%} of the time: {title}", xlabel="ms")
+    ax.set(title=f"{title[0].upper()}{title[1:]}: the chip computes {busy:.0%} of the time",
+           xlabel="ms")
     ax.grid(axis="y", visible=False)
     shown = {part: color for part, color in COLORS.items() if part in parts_seen}
     shown["waits for the links"] = WAITING
@@ -103,36 +104,45 @@ def draw_memory(table: pd.DataFrame) -> None:
     above_all = (limit, places[0] + 0.45)
     ax.annotate(f"limit {limit:.1f} GiB ", above_all, fontsize=9, va="bottom", ha="right")
     ax.set_yticks(places, table.recipe)
-    ax.set(title="HBM of one chip while a micro-step runs", xlabel="GiB")
+    ax.set(title=f"{(~refused).sum()} of {len(table)} programs fit a chip",
+           xlabel="GiB of one chip while a micro-step runs")
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside upper right", ncols=4, fontsize=9)
     style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
 
 
-def draw_road(road: Sequence[tuple[str, float, float]]) -> None:
-    """Factors of `steps.road` as bars on a logarithmic axis from the published speed, 1, to ours.
+def draw_road(road: Sequence[tuple[str, float, float]], told: float) -> None:
+    """Factors of `steps.road` as bars on a logarithmic axis, from the published recipe's speed, 1.
+
+    The blue bar is all of them together, but for the last one: no measurement anchors a step with
+    int8 products, so its bar is hatched and stands below.
 
     Args:
-      road: (label, real tokens a second before, and after) of each stretch.
+      road: (label, real tokens a second before, and after) of each stretch, int8 products last.
+      told: real tokens a second that the recipe's authors measured.
     """
+    *anchored, beyond = road
     fig, ax = style.figure(9, 1.4 + 0.7 * (len(road) + 1))
-    _, first, _ = road[0]
-    _, _, last = road[-1]
+    _, first, _ = anchored[0]
+    _, _, last = anchored[-1]
     labels, factors = [], []
-    for place, (label, start, end) in enumerate(road):
+    for place, (label, start, end) in enumerate(anchored):
         color = style.GREEN if end > start else style.RED
         _draw_stretch(ax, place, start, end, first, color)
         labels.append(label)
         factors.append(end / start)
-    _draw_stretch(ax, len(road), first, last, first, style.BLUE)
-    place_labels(ax, [*labels, ALL])
+    _draw_stretch(ax, len(anchored), first, last, first, style.BLUE)
+    label, start, end = beyond
+    _draw_stretch(ax, len(road), start, end, first, "white", hatch="///")
+    place_labels(ax, [*labels, ALL, f"{label} (no anchor)"])
 
     longest = labels[np.argmax(factors)]
-    right_end = 1.4 * last / first
+    right_end = 1.4 * end / first
     ax.set(xscale="log", xlim=(0.9, right_end),
-           xlabel=f"times the published real tokens per second ({first:,.0f})",
+           xlabel=f"times our prediction for the published recipe: {first:,.0f} real tokens per "
+           f"second\n(its authors measured {told:,.0f})",
            title=f"The longest stretch is {longest}: {max(factors):.1f} of "
-           f"{last / first:.1f} times the published speed")
+           f"{last / first:.1f} times")
     ticks = [tick for tick in TICKS if tick < right_end]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
@@ -142,17 +152,18 @@ def draw_road(road: Sequence[tuple[str, float, float]]) -> None:
 
 
 def _draw_stretch(ax: Axes, place: int, start: float, end: float, first: float,
-                  color: str) -> None:
+                  color: str, hatch: str = "") -> None:
     """One bar of the road from `start` to `end`, in units of `first`, with its factor beside it."""
     width = (end - start) / first
-    ax.barh(-place, width, left=start / first, color=color, height=0.6)
+    edge = style.GREY if hatch else color
+    ax.barh(-place, width, left=start / first, color=color, edgecolor=edge, hatch=hatch, height=0.6)
     right_end = (max(start, end) / first, -place)
     ax.annotate(f"x {end / start:.2f}", right_end, xytext=(4, 0), textcoords="offset points",
                 va="center", fontsize=9)
 
 
 def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
-    """The time of a micro-step by part of the model, and its waits by collective."""
+    """The time of two micro-steps or more, by part of the model, and their waits by collective."""
     fig, ax = style.figure(11, 1.2 + 0.7 * len(predictions))
     colors = COLORS | WAITS
     order = list(colors)
@@ -169,14 +180,21 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
             left += sums[part]
         labels.append(f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)")
     place_labels(ax, labels)
-    ax.set(title="One micro-step, by part of the model", xlabel="seconds")
+    (first, slow), *_, (last, fast) = predictions.items()
+    more_tokens = steps.real_tokens(last) / steps.real_tokens(first)
+    longer = fast.clock / slow.clock
+    ax.set(title=f"A micro-step of {last.recipe} takes {longer:.2f} times as long, "
+           f"for {more_tokens:.1f} times the real tokens", xlabel="seconds")
     ax.grid(axis="y", visible=False)
     legend(fig, {part: color for part, color in colors.items() if part in large})
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
 
 
 def draw_anchors(rows: pd.DataFrame) -> None:
-    """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25 %."""
+    """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25 %.
+
+    Hollow points are shown but don't count (`bands.counts`), and the title leaves them out.
+    """
     rows = rows[rows.predicted_ms != ""]
     rows = rows.astype({"measured_ms": float, "predicted_ms": float})
     fig, ax = style.figure(7, 5)
@@ -189,12 +207,16 @@ def draw_anchors(rows: pd.DataFrame) -> None:
     ax.plot(ends, ends, color=style.BLACK, lw=1, label="equal")
     colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
     kinds = rows.slice.str.split("-").str[0]
-    for kind, group in rows.groupby(kinds):
+    counted = np.array([bands.counts(row) for row in rows.astype(str).to_dict("records")])
+    for kind, group in rows[counted].groupby(kinds):
         color = colors.get(kind, style.GREY)
         ax.scatter(group.measured_ms, group.predicted_ms, color=color, label=kind, zorder=3)
+    others = rows[~counted]
+    ax.scatter(others.measured_ms, others.predicted_ms, facecolors="none", edgecolors=style.GREY,
+               label="doesn't count", zorder=3)
     miss = (rows.predicted_ms / rows.measured_ms - 1).abs()
-    close = (miss <= 0.10).sum()
+    close = (miss[counted] <= 0.10).sum()
     ax.set(xscale="log", yscale="log", xlabel="measured by others, ms", ylabel="predicted, ms",
-           title=f"{close} of {len(rows)} programs are within 10 %")
+           title=f"{close} of {counted.sum()} programs that count are within 10 %")
     ax.legend(fontsize=8)
     style.finish(fig, "08_anchors", "measured: sources in data/anchors/anchors.csv")

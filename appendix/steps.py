@@ -114,7 +114,7 @@ ELSEWHERE = [
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
-# What 03 takes where a slice is meant for a size (`stored.settings_here`).
+# What 03 takes where a slice is meant for a size (`stored.settings_here`), and mesh (8, 1).
 AS_03_RUNS = [OURS, ROWS, FREE,
               *(recipe for recipe in ELSEWHERE if recipe.base_dtype == "bfloat16")]
 
@@ -663,6 +663,7 @@ def yes_or_no(fits: bool) -> str:
 
 FORMS: dict[str, str | Callable[[bool], str]] = {
     "fits": yes_or_no,
+    "real_tokens_per_step": "{:,.0f}",
     "seconds_predicted": "{:.3f}",
     "seconds_exposed": "{:.3f}",
     "tokens_per_second_predicted": "{:,.0f}",
@@ -720,8 +721,10 @@ def parts_of(recipe: Recipe, prediction: Prediction) -> pd.DataFrame:
     return rows
 
 
-def show_parts(recipe: Recipe, prediction: Prediction) -> Styler:
+def show_parts(recipe: Recipe, prediction: Prediction, least: float = 0.02) -> Styler:
     """A prediction in milliseconds: a row for each part and each wait, longest first.
+
+    What takes less than a share `least` of the time is left out.
 
     `at its limit` is the share of a part's time that its products at the peak, or its bytes at the
     HBM's speed, would take.
@@ -738,6 +741,7 @@ def show_parts(recipe: Recipe, prediction: Prediction) -> Styler:
     limit = rows[rows.what == "compute"].groupby("part").at_peak.sum()
     table["at its limit"] = 1e3 * limit / table["all"]
 
+    table = table[table["share"] >= least]
     table = table.sort_values("all", ascending=False).rename_axis(index=None, columns=None)
     look = table.style.format("{:,.1f}", na_rep="")
     look = look.format("{:.0%}", na_rep="", subset=["share", "at its limit"])
@@ -749,10 +753,17 @@ def show_parts(recipe: Recipe, prediction: Prediction) -> Styler:
 def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
     """One line for each slice and base dtype: what fits, how long a whole run takes, its price.
 
-    `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}.
+    `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}. Speed, hours and
+    price stand only where they're predicted. Where bfloat16 fits, a quantised base is left out: on
+    these meshes it saves memory and no time.
     """
     lines = []
+    fits_whole = set()
     for choice, usual_price in fit.renters_rows():
+        if choice.base_dtype == "bfloat16" and choice.fits:
+            fits_whole.add(choice.slice)
+        elif choice.slice in fits_whole:
+            continue
         line = {"slice": choice.slice,
                 "model": choice.model,
                 "base": choice.base_dtype,
@@ -765,7 +776,7 @@ def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
                 "real tokens/s": "",
                 "whole run, h": "",
                 "USD": ""}
-        if choice.fits:
+        if choice.fits and choice.speed:
             cost = fit.run_cost(choice, tokens, prices.get(choice.slice, usual_price))
             line["real tokens/s"] = choice.pace
             line["whole run, h"] = cost["hours_text"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The free TPU from your own machine: Kaggle's v5e-8, twenty hours a week (docs/MACHINES.md).
-#   scripts/kaggle.sh smoke  [NAME=VALUE...]             about twenty minutes: thirty steps of the E2B, one server start
+#   scripts/kaggle.sh smoke  [NAME=VALUE...]             about twenty minutes: thirty steps of the E2B, one server start (SERVE_TRY; unset: 2)
 #   scripts/kaggle.sh push   [--resume] [NAME=VALUE...]  01 to 07 of the 31B, at most 8.5 hours; --resume goes on from the last output
 #   scripts/kaggle.sh status                             queued, running or ended, and how much quota is left
 #   scripts/kaggle.sh output [FOLDER]                    bring what it left into FOLDER (kaggle-output)
@@ -75,8 +75,9 @@ push() { # push USER/NAME SECONDS [word of kaggle_files.py...]
 case "${1:-}" in
 smoke)
   need_kaggle
-  name="$(user)/$NAME-smoke"
-  push "$name" 5400 --smoke "${@:2}"
+  name="$(user)/$NAME-smoke" seconds=5400
+  case " ${*:2} " in *" SIZE=31b "*) seconds=9000 ;; esac # tools/kaggle_session.py ends a little earlier
+  push "$name" "$seconds" --smoke "${@:2}"
   ;;
 push)
   need_kaggle

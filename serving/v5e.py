@@ -19,7 +19,7 @@ SLICE = "v5e-8"
 SHARE = 0.86
 PLANNED = Options(
     engine="tpu", port=8000, max_model_len=8192, max_num_batched_tokens=1024, tensor_parallel=8,
-    chip="v5e", timeout=5400.0,
+    chip="v5e", timeout=3600.0,  # docs/MACHINES.md counts an hour for a try that doesn't start
     flags=("--max-num-seqs", "32", "--gpu-memory-utilization", str(SHARE)))
 
 
@@ -42,24 +42,34 @@ TRIES = (
     Try("PyTorch's model code", _LAZY | {"implementation": "vllm"}),
     Try("vllm-tpu 0.28.0", _LAZY, "0.28.0"),
 )
+QUICKEST = 2  # of `TRIES`: nothing compiled ahead, so a first hour learns in minutes if it starts
 
 
-def options_here() -> Options:
-    """The options of the try that SERVE_TRY names; unset is 0, as planned.
-
-    A try with another version of vllm-tpu also sets VLLM_TPU, which `setup.sh serve-tpu` reads.
+def try_here(default: int = 0) -> int:
+    """The number in `TRIES` that SERVE_TRY names; `default` if it's unset.
 
     Raises:
       UserError: SERVE_TRY isn't a number of `TRIES`.
     """
-    word = os.environ.get("SERVE_TRY", "").strip() or "0"
+    word = os.environ.get("SERVE_TRY", "").strip() or str(default)
     if not word.isdecimal() or int(word) >= len(TRIES):
         choices = []
         for number, attempt in enumerate(TRIES):
             choices.append(f"{number} ({attempt.name})")
         names = ", ".join(choices)
         raise UserError(f"SERVE_TRY={word} isn't a way to start a server. There are {names}.")
-    chosen = TRIES[int(word)]
+    return int(word)
+
+
+def options_here(default: int = 0) -> Options:
+    """The options of the try that SERVE_TRY names; if it's unset, of try `default` (0: as planned).
+
+    A try with another version of vllm-tpu also sets VLLM_TPU, which `setup.sh serve-tpu` reads.
+
+    Raises:
+      UserError: SERVE_TRY isn't a number of `TRIES`.
+    """
+    chosen = TRIES[try_here(default)]
     if chosen.version:
         os.environ["VLLM_TPU"] = chosen.version
     return replace(PLANNED, **chosen.changes)

@@ -45,21 +45,29 @@ def compiled_fit(
     base_dtype: str = "bfloat16",
     row_length: int = 4_096,
 ) -> dict[str, str] | None:
-    """How notebook 03's step fits a slice: the row of data/dryrun/ whose length is nearest.
+    """How notebook 03's step fits a slice: the fastest compiled row that's long enough.
 
-    Rows that are long enough come first. Among equals, the one that recomputes least wins, and then
-    the one with most rows at once.
+    The rule, in this order:
+
+    1. A row of data/dryrun/ has to fit, and its `sequence_length` has to be at least `row_length`.
+       If none is that long, the longest ones count, and their fit says little about yours.
+    2. Of these, the one with the most predicted real tokens a second wins. A longer row costs no
+       padding: 02 packs to `row_length`, whatever length was compiled, and `settings_here` takes
+       more of your rows at once, so that a step has as many tokens as the compiled one.
+    3. Where no speed is predicted, the nearest length wins, then the row that recomputes least, and
+       then the one with most rows at once.
 
     Returns:
       The row as a dict of strings (`mesh`, `remat`, `sequence_length`, `micro_batch`, `hbm_gib`,
       `limit_gib` ...), or None if no row of full depth is stored or none fits.
     """
-    def rank(row: dict[str, str]) -> tuple[bool, int, int, int]:
+    def rank(row: dict[str, str]) -> tuple[int, float, int, int, int]:
         spare = int(row["sequence_length"]) - row_length
-        is_too_short = spare < 0
+        missing = max(0, -spare)
+        speed = float(row["tokens_per_second_predicted"] or 0)
         recomputes = REMATS.index(row["remat"])
         rows_at_once = int(row["micro_batch"])
-        return is_too_short, abs(spare), recomputes, -rows_at_once
+        return missing, -speed, abs(spare), recomputes, -rows_at_once
 
     fitting = []
     for row in compiled_rows(slice_name, size):
@@ -71,9 +79,9 @@ def compiled_fit(
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
     """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
 
-    The base stays in bfloat16 if such a step fits, and is stored as int8 if only that fits. A step
-    fits if one with rows that are long enough does. If there's none of either, the nearest counts.
-    Empty if no row that fits is stored for this machine.
+    `compiled_fit` chooses the row: the fastest of those that are long enough. The base stays in
+    bfloat16 if such a step fits, and is stored as int8 if only that fits, as on a v5e-8. If there's
+    none of either, the nearest counts. Empty if no row that fits is stored for this machine.
     """
     slice_name = hardware.here().slice
     rows = []
@@ -88,17 +96,20 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
         return int(row["sequence_length"]) < row_length
 
     best = min(rows, key=is_too_short)  # among equals, the first
-    return _settings_of(best, size)
+    return _settings_of(best, size, row_length)
 
 
-def _settings_of(row: dict[str, str], size: str) -> dict[str, Any]:
-    """03's settings of a stored row."""
+def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, Any]:
+    """03's settings of a stored row, for rows of `row_length` tokens."""
     mesh = _mesh_of(row, size)
     fsdp, _ = mesh
+    rows_per_device = int(row["micro_batch"]) // fsdp
+    if row["micro_batches"] == "1":  # then more rows at once don't change how a step is split
+        rows_per_device *= max(1, int(row["sequence_length"]) // row_length)
     settings = {
         "mesh": mesh,
         "remat": row["remat"],
-        "rows_per_device": int(row["micro_batch"]) // fsdp,
+        "rows_per_device": rows_per_device,
     }
     if row["base_dtype"] != "bfloat16":
         settings["base_dtype"] = row["base_dtype"]

@@ -19,7 +19,7 @@ from tunix.models.gemma4.model import AttentionType, Gemma4
 from helpers import gemma, train
 from tables import hardware
 from appendix import steps
-from tpu_time import bands
+from tpu_time import bands, compiler, links
 from tables import published
 
 pytestmark = pytest.mark.laboratory
@@ -79,6 +79,38 @@ def test_every_stored_time_is_what_the_kept_program_gives(recipes):
                 assert f"{row[name]:.6g}" == f"{value:.6g}", (recipe.recipe, name)
             timed += 1
     assert timed >= 4
+
+
+def test_on_a_machine_with_chips_the_page_leaves_them_alone(monkeypatch, capsys):
+    """`compiler.start` would take the chips' library, and hide the chips from JAX."""
+    cells = (ROOT / SOURCE).read_text().split("# %%")
+    cell, = (cell for cell in cells if "get_topology_desc" in cell)
+    monkeypatch.setattr(hardware, "here", lambda: hardware.Hardware("tpu", "v5p", 4))
+    monkeypatch.setattr(compiler, "start", lambda: pytest.fail("the compiler was started"))
+    names = {}
+    exec(cell, names)
+    assert names["libtpu"] == "" and "real chips" in capsys.readouterr().out
+
+
+def test_the_renters_table_has_hours_only_where_they_are_predicted():
+    """A bound beside a prediction once made four v6e chips look twice as fast as eight."""
+    table = steps.renters_table(1e6, {})
+    assert not table.astype(str).apply(lambda column: column.str.contains("≥|≤")).any().any()
+    timed = table[table["whole run, h"] != ""]
+    assert len(timed) >= 3 and (timed["from"] == "compiled").all()
+
+
+@pytest.mark.slow
+def test_what_the_page_says_of_links_at_half_their_speed(monkeypatch):
+    monkeypatch.setattr(links, "LINK", 0.5)
+    speed = {}
+    for recipe in (steps.PUBLISHED, steps.OURS, steps.ROWS):
+        speed[recipe] = steps.real_tokens(recipe) / steps.predicted(recipe).seconds
+    times = [speed[recipe] / speed[steps.PUBLISHED] for recipe in (steps.ROWS, steps.OURS)]
+    text = " ".join((ROOT / SOURCE).read_text().replace("\n# ", " ").split())
+    whole, tensor = times
+    assert (f"mesh (4, 1) would be {whole:.1f} times as fast as the published step, "
+            f"against {tensor:.1f} for mesh (1, 4)") in text
 
 
 def test_the_factors_of_the_road_multiply_up_to_the_ratio():

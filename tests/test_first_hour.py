@@ -58,6 +58,22 @@ def test_a_step_with_an_int8_base_stands_beside_its_own_row(tmp_path):
     assert f"| step seconds | 1.5 | {guess['seconds_predicted']} |" in block
 
 
+def test_rows_of_another_length_stand_beside_the_speed_alone():
+    trained = {"step_seconds": 1.5, "real_tokens_per_second": 5200.0, "sequence_length": 3000,
+               "held_gib_per_device": 79.8}
+    block = first_hour.markdown({"about": ABOUT, "stages": {
+        "train": {"status": "done", "why": "", "result": trained}}})
+    guess = first_hour.stored.compiled_fit("v5p-8", "31b", row_length=3000)
+    assert f"| real tokens per second | 5,200 | {guess['tokens_per_second_predicted']} |" in block
+    assert "| step seconds | 1.5 |  |" in block and "| held gib per device | 79.8 |  |" in block
+
+
+def test_a_server_that_started_says_how_to_begin_with_it():
+    report = {"about": ABOUT, "stages": {
+        "serve": {"status": "done", "why": "", "result": {"ready_seconds": 400.0, "try": 2}}}}
+    assert "with SERVE_TRY=2 it begins with this one" in first_hour.markdown(report)
+
+
 def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path):
     ran = tmp_path / "ran"
     plan = {"one": (python(f"open({str(ran)!r}, 'a').write('1')"), dict, ""),

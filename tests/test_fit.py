@@ -1,14 +1,16 @@
 """tpu_time.fit: the estimate against every stored row, the mesh, the renter's table, cost."""
 
 import itertools
+import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
-from conftest import load
+from conftest import ROOT, load, program
 
 from helpers import quantized
 from tables import hardware, stored
-from tpu_time import fit
+from tpu_time import bands, fit
 
 pytestmark = pytest.mark.laboratory
 
@@ -57,13 +59,50 @@ def test_quantised_weights_take_what_their_bits_say():
     ("v5p-32", "31b", 2048, {"mesh": (16, 1), "remat": "NONE", "rows_per_device": 1}),
     ("v5p-8", "31b", 9000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
     ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
-    ("v6e-8", "31b", 2048, {"mesh": (8, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v6e-8", "31b", 2048, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 4}),
+    ("v5p-8", "31b", 1024, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 2}),
+    ("v5e-8", "31b", 2048, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
+                            "base_dtype": "int8"}),
+    ("v5e-8", "31b", 4096, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
+                            "base_dtype": "int8"}),
     ("v5e-1", "e2b", 2048, {}),  # until its four micro-batches are compiled
     ("v5e-4", "31b", 4096, {}), ("", "31b", 4096, {})])
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
         monkeypatch, name, size, length, expected):
     monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
     assert stored.settings_here(size, length) == expected
+
+
+@pytest.mark.parametrize("length", [1024, 2048, 3000, 4096])
+def test_of_the_rows_that_are_long_enough_03_takes_the_fastest(length):
+    """A v6e-8 once got mesh (8, 1) for rows of 2,048: a third slower than what 4,096 gets."""
+    compared = 0
+    for name, size in itertools.product(NAMES, fit.LENGTHS):
+        rows = []
+        for row in stored.compiled_rows(name, size):
+            is_long_enough = int(row["sequence_length"]) >= length
+            if row["fits"] == "True" and row["base_dtype"] == "bfloat16" and is_long_enough:
+                rows.append(row)
+        speeds = [float(row["tokens_per_second_predicted"] or 0) for row in rows]
+        if speeds:
+            chosen = stored.compiled_fit(name, size, "bfloat16", length)
+            assert float(chosen["tokens_per_second_predicted"] or 0) == max(speeds), name
+            compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize("length", [1024, 1500, 2048, 4096])
+@pytest.mark.parametrize("name", ["v5p-8", "v5p-32", "v6e-8", "v5e-8"])
+def test_shorter_rows_make_a_step_of_no_more_tokens_than_the_compiled_one(
+        monkeypatch, name, length):
+    monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
+    settings = stored.settings_here("31b", length)
+    row = stored.compiled_fit(name, "31b", settings.get("base_dtype", "bfloat16"), length)
+    fsdp, _ = settings["mesh"]
+    rows = fsdp * settings["rows_per_device"]
+    compiled = int(row["micro_batch"]) * int(row["sequence_length"])
+    if length <= int(row["sequence_length"]):
+        assert compiled - rows * length in range(rows * length), "another row each would be more"
 
 
 @pytest.mark.parametrize("length, expected", [(2048, ""), (2049, "int8"), (4096, "int8"),
@@ -111,6 +150,43 @@ def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():
     unknown = fit.will_it_fit("v6e", 4)
     assert fit.run_cost(unknown, 1e6, 1.0)["at_least"] and not fit.run_cost(
         unknown, 1e6, 1.0, speed=2_000.0)["at_least"]
+
+
+def test_what_is_assumed_has_a_range_as_well():
+    """The steps of a v5p-8 are less than half of its run, so their range isn't the run's."""
+    found = fit.will_it_fit("v5p", 4)
+    cost = fit.run_cost(found, 10_000 * 922, 16.80)
+    assert list(cost["ranges"]) == list(cost["minutes"]) == list(fit.WHERE_FROM)
+    predicted = set(cost["minutes"]) - set(fit.ASSUMED)
+    assert predicted == {"optimizer steps", "validate"}
+    for part, (least, most) in cost["ranges"].items():
+        assert least <= cost["minutes"][part] <= most and least < most, part
+    low, high = (float(end) for end in cost["hours_text"].split(" to "))
+    assert low == pytest.approx(sum(least for least, _ in cost["ranges"].values()) / 60, abs=0.005)
+    steps_alone = bands.band(sum(cost["minutes"][part] for part in predicted) / 60)
+    assert high - low > 2 * (steps_alone[1] - steps_alone[0])
+    unknown = fit.run_cost(fit.will_it_fit("v6e", 4), 1e6, 1.0)
+    assert float(unknown["hours_text"].removeprefix("≥ ")) < unknown["hours"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no JavaScript here")
+def test_the_sites_cost_page_computes_the_same(monkeypatch):
+    """tools/site/static/cost.js has the sums of `run_cost` once more."""
+    monkeypatch.syspath_prepend(ROOT / "tools" / "site")
+    import cost_data
+    script = (ROOT / "tools/site/static/cost.js").read_text()
+    sums = script[script.index("  function cost(row"):script.index("  function range(")]
+    data = json.dumps(cost_data.page_data())
+    show = ("console.log(JSON.stringify(data.rows.map(row => {"
+            "const sum = cost(row, 9220000, 10); return [sum.hours, sum.dollars]; })))")
+    done = program("node", stdin=f"const data = {data};\n{sums}\n{show}")
+    assert done.returncode == 0, done.stderr
+    every = fit.renters_rows(("31b",)) + fit.renters_rows(fit.SMALL, fit.ONE_CHIP | fit.SLICES)
+    wanted = []
+    for step, _ in every:
+        cost = fit.run_cost(step, 9_220_000, 10)
+        wanted.append([cost["hours_text"], cost["dollars_text"]])
+    assert json.loads(done.stdout) == wanted
 
 
 def test_a_run_validates_and_saves_as_often_as_03():

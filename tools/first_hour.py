@@ -90,13 +90,16 @@ def stages(machine: hardware.Hardware, size_name: str, own: Path) -> dict[str, S
 
 
 def served(base: str) -> "Options":
-    """What the one start is made of; on a v5e-8 with few shapes, because the question is whether it
-    starts at all."""
+    """What the one start is made of.
+
+    On a v5e-8 it's the try of serving/v5e.py that SERVE_TRY names. If SERVE_TRY is unset, it's the
+    quickest try, because the first question is whether the server starts at all.
+    """
     from serving import Options, v5e
     tiny, chips = size() == "tiny", 8 if size() == "31b" else 1
     if hardware.here().slice == v5e.SLICE and not tiny:
-        few = v5e.TRIES[2].changes | {"model": base, "name": "base", "tensor_parallel": chips}
-        return replace(v5e.PLANNED, **few)
+        options = v5e.options_here(v5e.QUICKEST)
+        return replace(options, model=base, name="base", tensor_parallel=chips)
     return Options(engine="cpu" if tiny else "tpu-docker", model=base, name="base", timeout=3600.0,
                    max_model_len=1024 if tiny else 4096, tensor_parallel=chips)
 
@@ -104,7 +107,7 @@ def served(base: str) -> "Options":
 def serve() -> None:
     """Serve the base model, load it once, stop it; the result goes to serve.json."""
     from helpers import records, remote
-    from serving import load, server
+    from serving import load, server, v5e
     base = remote.stage(records.DataMeta.load().base_path)
     prompt, answer, rate, count = LOAD[size()]
     chosen = served(str(base))
@@ -120,7 +123,8 @@ def serve() -> None:
     write_json(run_dir("serve.json"), {
         "engine": record.engine, "ready_seconds": ready_seconds,
         "prompt_tokens": prompt, "answer_tokens": answer, "requests_per_second": rate,
-        **{key: found.get(key) for key in kept}})
+        **{key: found.get(key) for key in kept},
+        **({"try": v5e.try_here(v5e.QUICKEST)} if chosen.chip == "v5e" else {})})
 
 
 def earlier_report(path: Path) -> dict[str, Any]:
@@ -185,9 +189,12 @@ def markdown(report: dict[str, Any]) -> str:
     about = report["about"]
     found = {name: entry.get("result", {}) for name, entry in report["stages"].items()}
     trained = found.get("train", {})
-    length = trained.get("sequence_length", 4_096)
+    length = trained.get("sequence_length")
     base_dtype = trained.get("base_dtype") or "bfloat16"
-    guess = stored.compiled_fit(about["slice"], about["size"], base_dtype, length) or {}
+    guess = stored.compiled_fit(about["slice"], about["size"], base_dtype, length or 4_096) or {}
+    if length and guess and int(guess["sequence_length"]) != length:
+        name = "tokens_per_second_predicted"  # all that compares with rows of another length
+        guess = {name: guess[name]}
     lines = [f"### First hour on a {about['slice'] or 'CPU'} (size {about['size']})", "",
              f"{about['chips']} chips, {about['hosts']} host(s), commit {about['commit']}", "",
              "| | measured | compiled or predicted (08) |", "|---|---|---|"]
@@ -198,6 +205,10 @@ def markdown(report: dict[str, Any]) -> str:
     for key, value in rows.items():
         text = f"{value:,.4g}" if isinstance(value, float) else value
         lines.append(f"| {key.replace('_', ' ')} | {text} | {guess.get(beside.get(key, ''), '')} |")
+    attempt = found.get("serve", {}).get("try")
+    if attempt is not None:
+        lines += ["", f"The server started by try {attempt} of serving/v5e.py. The series begins "
+                  f"with try 0; with SERVE_TRY={attempt} it begins with this one."]
     lines += ["", "Stages: " + "; ".join(
         f"{name} {entry['status']} {entry.get('seconds', '')} {entry['why']}".strip()
         for name, entry in report["stages"].items())]

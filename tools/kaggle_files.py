@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="thirty steps, one server start")
     parser.add_argument("--after", default="", help="USER/NAME whose output is attached")
     parser.add_argument("settings", nargs="*", help="NAME=VALUE")
-    chosen = parser.parse_args()
+    chosen = parser.parse_intermixed_args()  # settings may come behind --smoke and --after
     settings = settings_of(chosen.settings)
     size = settings.get("SIZE") or ("e2b" if chosen.smoke else "31b")
     words = ["--smoke"] if chosen.smoke else []

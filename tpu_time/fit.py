@@ -68,15 +68,32 @@ ANSWER_OVER_FLOOR = 3.0
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
 
 
+# Nobody has timed what a run does beside its steps, so each of these parts has a range of its own:
+# its minutes times the first number, to its minutes times the second.
+ASSUMED = {
+    # Others: 62.6 GB in 5.2 minutes from the hub and 5.6 from a bucket, and in 8 on Kaggle.
+    "download the base": (1.0, 1.6),
+    # Others read the 31B's files from a disk in 23 s; the rest is assumed. 2 to 10 minutes.
+    "load it onto the chips": (0.4, 2.0),
+    # Others: 1 to 3.3 minutes for one program, and 3 to 8. 3 to 24 minutes for all three.
+    "compile": (0.2, 1.6),
+    # Nothing if all of it happens beside the steps. Others: 43 s for a checkpoint of the 31B, for
+    # which we count 29.
+    "save": (0.0, 1.5),
+    # The whole programs predict 12 and 13 ms a token on a v5p-8, for which we count 17, and 8 to 11
+    # on a v5e-8 with an int8 base, for which we count 15.
+    "answer before and after": (0.5, 2.0),
+}
 WHERE_FROM = {
-    "download the base": f"assumed: {GB_PER_S} GB/s",
-    "load it onto the chips": "the same",
-    "compile": "three programs, the step's beside loading; published: 3 to 8 minutes for one",
+    "download the base": "measured by others",
+    "load it onto the chips": "assumed",
+    "compile": "three programs, the step's beside loading; published: 1 to 8 minutes for one",
     "optimizer steps": "predicted from the compiled program (08)",
-    "validate": "a forward pass: a half of a step's work, a third if it recomputes",
-    "save": f"assumed: {GB_PER_S} GB/s, nothing overlaps",
-    "answer before and after": f"{ANSWER_TOKENS:,} tokens, each {ANSWER_OVER_FLOOR:g} times what "
-                               "reading the weights takes: assumed",
+    "validate": "predicted: a half of a step's work, a third if it recomputes",
+    "save": "assumed: from nothing, if it all overlaps, to 1.5 times "
+            f"what {GB_PER_S} GB/s take",
+    "answer before and after": f"assumed: {ANSWER_TOKENS:,} tokens, each "
+                               f"{ANSWER_OVER_FLOOR:g} times what reading the weights takes",
 }
 
 
@@ -476,22 +493,22 @@ def run_cost(
 
     Returns:
       A dict with:
-        "minutes": {part: minutes}.
-        "hours", "dollars": of the whole run.
+        "minutes": {part: minutes}, in the middle of their ranges.
+        "ranges": {part: (least minutes, most)}: by `bands` if it's predicted, else by `ASSUMED`. If
+          no speed is predicted, the bound's time is the least, and nothing is the most.
+        "hours", "dollars": of the whole run, in the middle.
         "at_least": True if no speed is predicted, so that the bound stands in for it.
-        "hours_text", "dollars_text": the range that `bands` gives, or "≥" and the bound; no text
-          of dollars if the price isn't known (nan).
+        "hours_text", "dollars_text": from the sum of the least to the sum of the most; or "≥" and
+          the sum of the least. No text of dollars if the price isn't known (nan).
     """
     at_least = speed is None and fit.speed is None
     minutes = _minutes(fit, tokens, speed or fit.speed or fit.bound)
+    ranges = {part: _range(part, middle, at_least) for part, middle in minutes.items()}
     hours = sum(minutes.values()) / 60
-    if at_least:
-        ends = [hours]
-        sign = "≥ "
-    else:
-        predicted = (minutes["optimizer steps"] + minutes["validate"]) / 60
-        low, high = bands.band(predicted)
-        ends = [hours - predicted + low, hours - predicted + high]
+    ends = [sum(low for low, _ in ranges.values()) / 60]
+    sign = "≥ "
+    if not at_least:
+        ends.append(sum(high for _, high in ranges.values()) / 60)
         sign = ""
     hours_text = " to ".join(f"{end:.2f}" for end in ends)
     dollars_text = ""
@@ -499,12 +516,23 @@ def run_cost(
         dollars_text = sign + " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)
     return {
         "minutes": minutes,
+        "ranges": ranges,
         "hours": hours,
         "dollars": hours * dollars_per_hour,
         "at_least": at_least,
         "hours_text": sign + hours_text,
         "dollars_text": dollars_text,
     }
+
+
+def _range(part: str, middle: float, at_least: bool) -> tuple[float, float]:
+    """(least, most) minutes of a part of a run."""
+    if part in ASSUMED:
+        least, most = ASSUMED[part]
+        return middle * least, middle * most
+    if at_least:
+        return middle, math.inf
+    return bands.band(middle)
 
 
 def _minutes(fit: Fit, tokens: float, speed: float) -> dict[str, float]:

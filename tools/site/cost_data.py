@@ -28,5 +28,6 @@ def page_data() -> dict:
         saved[model] = fit.ADAPTER_BYTES * fit.adapter_parameters(model) / 1e9
     return {"rows": rows, "fill": fit.FILL, "every": fit.EVERY, "saveEvery": fit.SAVE_EVERY,
             "heldOut": fit.HELD_OUT, "gbPerS": fit.GB_PER_S,
+            "assumed": fit.ASSUMED, "whereFrom": fit.WHERE_FROM,
             "miss": math.exp(bands.typical_miss()), "compileMinutes": fit.COMPILE_MINUTES,
             "checkpointGb": fit.CHECKPOINT_GB, "savedGb": saved}

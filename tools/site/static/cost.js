@@ -13,22 +13,30 @@
     const validations = Math.floor(steps / data.every) + 2;  // the first and the last step's, too
     const saves = Math.floor(steps / data.saveEvery[row.model]) + 1;
     const work = validations * data.heldOut * row.length * data.fill * row.forward;
-    const speed = row.predicted ? "predicted from the compiled program" : "at least: no time is predicted";
-    const parts = [
-      ["download the base", size, `assumed: ${data.gbPerS} GB/s`],
-      ["load it onto the chips", size, `assumed: ${data.gbPerS} GB/s`],
-      ["compile", data.compileMinutes, "assumed: three programs of five minutes, the step's beside loading"],
-      ["optimizer steps", tokens / row.speed / 60, speed],
-      ["validate", work / row.speed / 60,
-       "a forward pass: a half of a step's work, a third if it recomputes"],
-      ["save", saves * data.savedGb[row.model] / data.gbPerS / 60, `assumed: ${data.gbPerS} GB/s`],
-      ["answer before and after", row.answers, "assumed: a token takes three times what reading the weights takes"]];
-    const hours = parts.reduce((sum, part) => sum + part[1], 0) / 60;
-    const unsure = (parts[3][1] + parts[4][1]) / 60;  // predicted: a range, by tpu_time/bands.py
-    const ends = row.predicted ? [1 / data.miss, data.miss].map(by => hours + unsure * (by - 1)) : [hours];
+    const minutes = {
+      "download the base": size,
+      "load it onto the chips": size,
+      "compile": data.compileMinutes,
+      "optimizer steps": tokens / row.speed / 60,
+      "validate": work / row.speed / 60,
+      "save": saves * data.savedGb[row.model] / data.gbPerS / 60,
+      "answer before and after": row.answers};
+    const parts = Object.entries(minutes).map(([name, middle]) => {
+      const known = data.assumed[name];  // how far an assumed part may be off; else by tpu_time/bands.py
+      const [low, high] = known ?? (row.predicted ? [1 / data.miss, data.miss] : [1, Infinity]);
+      const from = known || row.predicted ? data.whereFrom[name] : "at least: no time is predicted";
+      return {name, low: middle * low, high: middle * high, from};
+    });
+    const ends = [parts.reduce((sum, part) => sum + part.low, 0) / 60];
+    if (row.predicted) ends.push(parts.reduce((sum, part) => sum + part.high, 0) / 60);
     const text = (unit, digits) => (row.predicted ? "" : "≥ ") +
         ends.map(end => (end * unit).toFixed(digits)).join(" to ");
     return {parts, hours: text(1, 2), dollars: price === null ? "" : text(price, 1)};
+  }
+
+  function range(part) {
+    const low = part.low.toFixed(1);
+    return part.high === Infinity ? `≥ ${low}` : `${low} to ${part.high.toFixed(1)}`;
   }
 
   function fill(table, rows) {
@@ -71,7 +79,7 @@
       ? `${chosen}: ${sum.hours} hours, ${sum.dollars || "unknown"} dollars for` +
         ` ${tokens.toLocaleString("en-US")} tokens` : `${chosen} does not hold it.`;
     fill(document.getElementById("cost-parts"),
-         row.fits ? sum.parts.map(([name, minutes, from]) => [name, minutes.toFixed(1), from]) : []);
+         row.fits ? sum.parts.map(part => [part.name, range(part), part.from]) : []);
   }
 
   for (const [name, value] of asked) {
