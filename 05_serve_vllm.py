@@ -505,7 +505,7 @@ if beside:
 # section 1, and run 05 and 07 again: a key names the serving options, so everything is asked anew. Then
 #
 # ```python
-# before, after = (pd.read_csv(path).query("plan == 'ours, greedy'").rate
+# before, after = (pd.read_csv(path).query("plan == 'trained chat, greedy'").rate
 #                  for path in ("before.csv", helpers.run_dir("eval/tuned/per_problem.csv")))
 # print(verilog.compare(before, after)["difference"])  # with its interval
 # ```
