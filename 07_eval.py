@@ -160,7 +160,7 @@ display(SVG("assets/figures/judge.svg"))
 # outputs do. There's no reference in this program, and the testbench's names are chosen anew each time, so the
 # answer can't know them. Then comes the **marking**: testbench and reference run together, and the second
 # program gets the recording instead of the answer. Only this second program can pass the answer, and it doesn't
-# contain a word of what the model wrote. **Copying is hopeless: what could be copied isn't in the room.**
+# contain a word of what the model wrote. Copying is hopeless, because what could be copied isn't in the room.
 #
 # <details><summary><b>What can an answer still do in its exam?</b></summary>
 #
@@ -201,6 +201,8 @@ display(scores.verdict_table({
 # mismatches are the same as with everything in one program. A generator in
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
 # thousand attacks, and none of them passes.
+#
+# **The program that decides never meets the answer.**
 #
 # ## 4. The ceiling
 # **What's the best score anyone could get?** Not always 100 %. So each problem's own reference is judged first:
