@@ -524,7 +524,8 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
         _draw_difference(below, place, compared[name])
     count = len(compared[names[0]]["values"])
     parts = [f"{name} {100 * compared[name]['second'][0]:.0f} %" for name in names]
-    above.set(title=f"The tuned model: {', '.join(parts)}")
+    verdict = ": the form, hardly the facts" if flatters(compared) else ""
+    above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
     above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
     above.bar(0, 0, color=style.GREY, label="base")
     above.bar(0, 0, color=style.BLUE, label="tuned")
@@ -552,6 +553,12 @@ def _draw_difference(ax: Axes, place: int, compared: Compared) -> None:
     ax.annotate(f"{mean:+.0f}", (mean, place - 0.2), ha="center")
 
 
+def flatters(compared: Mapping[str, Compared]) -> bool:
+    """Is the tuned model's last score, a strict one, less than half of its first, a loose one?"""
+    loose, *_, strict = compared.values()
+    return bool(strict["second"][0] < 0.5 * loose["second"][0])
+
+
 def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> list[str]:
     """What the scores say, a sentence each. The first score is a loose one, the last one strict.
 
@@ -566,14 +573,14 @@ def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -
             found = "the base is better"
         lines.append(f"{name}: {mean:+.0f} points ({low:+.0f} to {high:+.0f}), so {found}")
 
-    loose, strict = list(compared)[0], list(compared)[-1]
-    right = round(compared[strict]["second"][0] * len(compared[strict]["values"]))
+    loose, *_, strict = compared
     count = len(compared[strict]["values"])
-    score = compared[loose]["second"][0]
+    right = round(compared[strict]["second"][0] * count)
     lines.append(f"An answer to another question has {form_alone[loose]:.0%} of the words already.")
-    if right < 0.5 * score * count:
-        lines.append(f"So {loose} flatters: the tuned model scores {score:.0%} with {right} right "
-                     f"answers of {count}. It has learned the form, and most facts are wrong.")
+    if flatters(compared):
+        score = compared[loose]["second"][0]
+        lines.append(f"So {loose} flatters: the tuned model scores {score:.0%} with {right} of "
+                     f"{count} answers right. It has the form, and hardly the facts.")
     else:
         lines.append(f"The strict score agrees: {right} of {count} answers are right.")
     return lines

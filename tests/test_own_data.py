@@ -186,7 +186,8 @@ def test_a_score_that_flatters_is_said():
     def compared(base, tuned):
         return stats.compare([base] * 9 + [base + 0.01], tuned)
     overlap = compared(0.3, [0.84] * 10)
-    for right, word in ((0, "flatters"), (1, "with 1 right"), (9, "9 of 10 answers are right")):
+    for right, word in ((0, "flatters"), (1, "with 1 of 10 answers right"),
+                        (9, "9 of 10 answers are right")):
         strict = compared(0.0, [1.0] * right + [0.0] * (10 - right))
         lines = own.meaning({"overlap": overlap, "exact": strict}, {"overlap": 0.65, "exact": 0})
         assert "so the tuned model is better" in lines[0] and "+54 points" in lines[0]
