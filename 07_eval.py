@@ -553,8 +553,8 @@ print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. 
 # the modules ([09](09_tiny_base.ipynb)), and it writes what it has read. The training rows held no new kind of
 # module. So if the tuned model fails less often than the base in its favourite wording, fine-tuning only changed
 # *which* of two known versions the model writes. We think that's what it mostly does: it chooses among what the base
-# already knows. With five tries even a base that chooses badly has often written the right module once, so the last
-# printed line tells you what's left of the gain then.
+# already knows. With five tries even a base that chooses badly has often written the right module once. What's left of the
+# gain then stands in the line about five tries.
 #
 # Is the difference real? The row with the rival says what this run's interval says. Before this run we sampled answers
 # twice, from the same two models ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)). The difference
