@@ -333,8 +333,8 @@ def test_the_page_leads_from_a_file_to_a_merged_e2b_and_goes_on_where_it_was(tmp
     text = (ROOT / "own_data.py").read_text()
     for old, new in (('FILE = ""', f"FILE = {file!r}"), ('SYSTEM = ""', 'SYSTEM = "Be brief."'),
                      ('"assets/tiny_gemma4", "rank"', f'{str(base)!r}, "rank"'),
-                     ('"rows_per_step": 3', '"rows_per_step": 2'),
-                     ('"epochs": 2.0', '"epochs": 1.0')):
+                     ('"rows_per_step": 1', '"rows_per_step": 2'),
+                     ('"epochs": 1.5', '"epochs": 1.0')):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     script = tmp_path / "own_data.py"
