@@ -566,7 +566,7 @@ if beside:
 # everything again.) Then
 #
 # ```python
-# before, after = (pd.read_csv(path).query("plan == 'ours, greedy'").rate
+# before, after = (pd.read_csv(path).query("plan == 'trained chat, greedy'").rate
 #                  for path in ("before.csv", helpers.run_dir("eval/tuned/per_problem.csv")))
 # print(verilog.compare(before, after)["difference"])  # with its interval
 # ```

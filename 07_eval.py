@@ -58,12 +58,10 @@ helpers.machine()
 # edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
 # (`iverilog`) and runs the simulation (`vvp`).
 #
-# First the imports and the settings. The settings also list the *plans*, which are ways of asking a model these
-# questions: six for the tiny model, ten for the 31B. You don't need them before section 5, which explains them.
+# First the imports and the settings.
 
 # %%
 import math
-import re
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -72,7 +70,7 @@ from IPython.display import SVG, display
 
 import serving
 import verilog
-from helpers import chat, records, remote, style, weights
+from helpers import chat, exam, records, remote, style, weights
 from serving import options as serve_options, server
 from tables import hardware
 from verilog import asking, extraction, sandbox, scores
@@ -81,25 +79,13 @@ from verilog.client import Client
 
 pd.set_option("display.max_colwidth", 90)
 
-# %%
-FIVE, GREEDY = Plan("ours"), Plan("ours, greedy", n=1, temperature=0.0, top_p=1.0)
-EXAMPLES = Plan("two examples", "examples", only="base")
-COMMENT = Plan("comment", "comment", only="base")
-COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
-OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
-SHORT = (FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY)
-LARGE = (FIVE, EXAMPLES, COMMENT, Plan("official", "official"), GREEDY, COMMENT_GREEDY,
-         OFFICIAL_GREEDY, Plan("official, n=20", "official", 20, 0.85),
-         Plan("code-complete", "official", task="code-complete"),
-         Plan("thinking", "official", thinking=True, max_tokens=16384, only="base"))
-
 
 @dataclass(frozen=True)
 class Settings:
     problems: str = "{checkout}/dataset_spec-to-rtl"
-    completion: str = "{checkout}/dataset_code-complete-iccad2023"  # "": no such plan
+    completion: str = "{checkout}/dataset_code-complete-iccad2023"  # "": not asked
     disputed: tuple = ("Prob099", "Prob118", "Prob134", "Prob135", "Prob153")  # section 4
-    plans: tuple = LARGE
+    short: bool = False      # ask in six ways instead of ten (section 5)
     max_tokens: int = 2048   # longer answers are cut, and counted as what they are (theirs: 1,024)
     in_flight: int = 64      # requests at once; vLLM computes them together
     patience: float = 900.0  # seconds to wait for a server that stopped answering
@@ -107,9 +93,9 @@ class Settings:
 
 FULL = Settings()
 if hardware.here().slice == "v5e-8":  # what two hours of a free session hold
-    FULL = Settings(plans=SHORT, completion="", in_flight=32)
+    FULL = Settings(short=True, completion="", in_flight=32)
 TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_tokens=192,
-                patience=30.0, plans=SHORT)
+                patience=30.0, short=True)
 cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
@@ -125,8 +111,8 @@ COUNTER = next(problem for problem in verilog.load_problems("data/tiny_eval")
 print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %% [markdown]
-# Here are four answers to it. The first is right. The second counts the wrong way. The third does, too,
-# but it prints the winning line itself. The last one is prose.
+# Here are four answers to it. The first is right. The second counts the wrong way. The third also counts the
+# wrong way, but it prints the winning line itself. The last one is prose.
 #
 # <details><summary><b>Which of them would pass a judge that searches the output for
 # <code>Mismatches: 0</code>?</b></summary>
@@ -162,7 +148,7 @@ display(scores.verdict_table(
 # ## 3. A judge that an answer cannot talk to
 # **Why not just compile everything together?** Because an answer is untrusted code. In one program with
 # testbench and reference it can print, stop the simulation, read the reference by its name
-# (`good1.state`), or pull on an input that both share. You could guard against each trick, but that's a
+# (`good1.state`), or overwrite an input signal that both share. You could guard against each trick, but that's a
 # race you'd lose one day. So here the answer never meets the reference, and the program that decides never
 # meets the answer:
 
@@ -170,12 +156,11 @@ display(scores.verdict_table(
 display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
-# First the answer sits an **exam**: the testbench asks its questions, and we write down what the
-# answer's outputs do. There's no reference in this program, and the testbench's names are drawn anew
-# each time, so the answer can't know them. Then comes the **marking**: testbench and reference run
-# together, and a recording of the outputs stands in the answer's place. Only this second program can
-# pass the answer, and it holds not one word of it. **Copying is hopeless: what could be copied isn't in
-# the room.**
+# First comes the **exam**. The testbench asks its questions of the answer alone, and we record what the answer's
+# outputs do. There's no reference in this program, and the testbench's names are chosen anew each time, so the
+# answer can't know them. Then comes the **marking**: testbench and reference run together, and the second
+# program gets the recording instead of the answer. Only this second program can pass the answer, and it doesn't
+# contain a word of what the model wrote. Copying is hopeless, because what could be copied isn't in the room.
 #
 # <details><summary><b>What can an answer still do in its exam?</b></summary>
 #
@@ -217,9 +202,11 @@ display(scores.verdict_table({
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
 # thousand attacks, and none of them passes.
 #
+# **The program that decides never meets the answer.**
+#
 # ## 4. The ceiling
-# **What's the best score anyone could get?** Not always 100 %. We let each problem's own reference sit the
-# exam first: what even the reference can't win, no model can.
+# **What's the best score anyone could get?** Not always 100 %. So each problem's own reference is judged first:
+# what even the reference can't win, no model can.
 
 # %%
 folder = remote.checkout(cfg.problems)
@@ -240,11 +227,11 @@ for task, problems in tasks.items():
     if len(lost) == len(problems):
         raise helpers.UserError(
             f"no reference of {task} passes its own testbench, so no answer could: the table says "
-            "what broke. Mend the problems, or choose others.")
+            "what broke. Fix the problems, or choose others.")
 
 # %% [markdown]
 # In the tiny benchmark everything can be won. Of verilog-eval's 156 problems it's 151 on Icarus 11 and 152
-# on Icarus 12; in its other task, code-complete, it's 152 and 153 (measured).
+# on Icarus 12. In its other task, code-complete, it's 152 and 153 of 156 (measured).
 #
 # <details><summary><b>Why can a problem's own reference lose?</b></summary>
 #
@@ -254,18 +241,41 @@ for task, problems in tasks.items():
 # Prob118, 134, 135 and 153. So we give scores with and without those.
 # </details>
 #
+# **Know the ceiling before you read a score.**
+#
 # ## 5. Asking
 # **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
-# **plan**: which wording, how many answers to a problem, and how random. `temperature` is how random, and
-# `top_p` keeps only the likeliest tokens, up to that share. **Greedy** means temperature 0: always the
-# likeliest token.
+# **plan**: which wording, how many answers to a problem, and how random. `temperature` sets how random the
+# choice of each token is. `top_p` restricts it to the likeliest tokens, as many as together have that
+# probability. **Greedy** means temperature 0: always the likeliest token.
 #
-# There are four wordings. `ours` is the chat that training used, and it's the main one. `official` is
-# verilog-eval's own chat (without the one to four examples that it can put first). `examples` shows two
-# solved problems and lets the model continue. `comment` writes the problem as the comment above a module,
-# the way Verilog files have it. The last two are made for a model that nobody has tuned, so we ask them of the
-# base, and of the tuned model only once, by `comment` and greedily.
+# There are four wordings:
 #
+# - `trained chat` is the chat that the model was trained with. It's the main one.
+# - `official` is verilog-eval's own chat (without the one to four examples that it can put first).
+# - `two examples` shows two solved problems and lets the model continue.
+# - `comment` writes the problem as the comment above a module, the way Verilog files have it.
+#
+# The last two are meant for a model that nobody has tuned. So we ask the base in these wordings, and the tuned
+# model only once: by `comment`, greedily. That gives us a pair in which nothing differs but the weights.
+
+# %%
+FIVE, GREEDY = Plan("trained chat"), Plan("trained chat, greedy", n=1, temperature=0.0, top_p=1.0)
+EXAMPLES = Plan("two examples", "examples", only="base")
+COMMENT = Plan("comment", "comment", only="base")
+COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
+OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
+SHORT = (FIVE, EXAMPLES, COMMENT, GREEDY, COMMENT_GREEDY, OFFICIAL_GREEDY)
+LARGE = (FIVE, EXAMPLES, COMMENT, Plan("official", "official"), GREEDY, COMMENT_GREEDY,
+         OFFICIAL_GREEDY, Plan("official, n=20", "official", 20, 0.85),
+         Plan("code-complete", "official", task="code-complete"),
+         Plan("thinking", "official", thinking=True, max_tokens=16384, only="base"))
+plans = SHORT if cfg.short else LARGE
+display(pd.DataFrame([{
+    "plan": plan.name, "answers to a problem": plan.n, "temperature": plan.temperature,
+    "asked of": plan.only or "both"} for plan in plans]))
+
+# %% [markdown]
 # Are we asking the right model? What's served has to be what 04 merged, and it has to be asked the way
 # it was trained. Otherwise the score belongs to another model. So the files check each other first. The server
 # settings come from 05's `serve/options.json`, but here the prefix cache is on, since several answers share a
@@ -288,113 +298,30 @@ models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.bas
 tokenizer = chat.load_tokenizer(merged)
 
 
-def render(messages, thinking):
-    """The token ids of a chat, rendered as 02 rendered it for training."""
+def chat_ids(messages, thinking):
+    """A chat's token ids, rendered as the training rows were."""
     return chat.prompt_ids(tokenizer, messages, thinking or meta.thinking)
 
 
-def encode(text):
-    """The token ids of a plain text, with the token that begins a text."""
-    return [tokenizer.bos_token_id, *chat.encode_texts(tokenizer, [text])[0]]
+def text_ids(text):
+    """Plain text's token ids, after the token that begins a text."""
+    ids, = chat.encode_texts(tokenizer, [text])
+    return [tokenizer.bos_token_id, *ids]
 
 
-prompts = asking.all_prompts(tasks, cfg.plans, meta.system, render, encode)
+prompts = asking.all_prompts(tasks, plans, meta.system, chat_ids, text_ids)
 by_name = {problem.name: problem for problem in tasks["spec-to-rtl"]}
 example = by_name.get(COUNTER.name, tasks["spec-to-rtl"][0])
-for wording in dict.fromkeys(plan.prompt for plan in cfg.plans):
+names_of_wordings = {plan.prompt: plan.name.split(",")[0] for plan in reversed(plans)}
+for wording, name in names_of_wordings.items():
     shown = tokenizer.decode(prompts[wording, False, example])
-    print(f"── {wording}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
+    print(f"── {name}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
 
 # %% [markdown]
-# Those are the four wordings of one problem. Now we ask both models everything. Each answer is one line of
-# `samples.jsonl`, written as soon as it arrives. Its **key** is a hash of the model, the serving options, the plan
-# and the prompt. If you kill this anywhere, the next run asks only for what's missing.
-#
-# **A score belongs to a model that's asked in one particular way, so we write the way down.**
-
-# %%
-served = [getattr(options, name) for name in (
-    "engine", "kv_cache_dtype", "quantization", "implementation", "environment", "max_model_len",
-    "flags")]
-
-
-def answers_of(label, path, plans, tasks, prompts, exam=""):
-    """All answers of one model, from disk where they are saved, else from a server."""
-    asked = [plan for plan in plans if plan.only in ("", label)]
-    maker = [weights.fingerprint(path), cfg.max_tokens, served]
-    jobs = asking.plan_jobs(asked, tasks, prompts, maker)
-    file = helpers.run_dir("eval", exam, label, "samples.jsonl")
-    saved = asking.read_samples(file, jobs)
-    if len(saved) == len(jobs):
-        return saved
-    progress = helpers.Progress(len(jobs) - len(saved), f"{label}: answers")
-    place = helpers.run_dir("serve")
-    with serving.running(replace(options, model=str(path)), place) as url:
-        client = Client(url, options.name, options.max_model_len, chat.TURN_END, cfg.patience,
-                        alive=lambda: server.is_alive(place))
-        return asking.sample(jobs, file, client, cfg.max_tokens, cfg.in_flight,
-                             lambda done, total: progress.update())
-
-
-replies = {label: answers_of(label, path, cfg.plans, tasks, prompts)
-           for label, path in models.items()}
-
-# %% [markdown]
-# ## 6. From text to code
-# **Which part of an answer is the module?** One rule decides, we fixed it beforehand, and nothing gets
-# repaired. If there are several fenced blocks, the last one with a `TopModule` counts, because drafts come
-# first. The `official` plans are read by verilog-eval's own rule instead.
-#
-# <details><summary><b>A model writes a wrong draft in one fence, then the right module in another. What
-# does each rule give it?</b></summary>
-#
-# Ours takes the last: pass. verilog-eval's takes the first: mismatch. The other way round ours fails and
-# theirs passes. A fence inside [BEGIN] … [DONE] is a syntax error for theirs, and a missing [DONE] is
-# no code.
-# </details>
-
-# %%
-judged = {label: scores.judge_answers(samples, tasks, cfg.plans)
-          for label, samples in replies.items()}
-pd.DataFrame({label: {
-    "answers": len(frame), "cut at max_tokens": (frame.finish == "length").sum(),
-    "failed by the testbench's own TIMEOUT alone": frame.late.sum(),
-    "refused, verilog-eval would run them": (frame.category == "refused").sum(),
-    "verdicts that our rule of extraction would change": (frame.passed != frame.ours).sum()}
-    for label, frame in judged.items()})
-
-# %% [markdown]
-# In our run everything below the first line is zero. In a run of your own, look there first: answers that were
-# cut or refused say something about the limits and not about the model.
-#
-# Whom do we compare with? The tuned model's **rival** is the base, asked in the wording in which it passes
-# most often. Here's every answer of both:
-
-# %%
-main = cfg.plans[0].name
-wordings = [plan.name for plan in cfg.plans if plan.only != "tuned" and (
-    plan.task, plan.n, plan.temperature) == (FIVE.task, FIVE.n, FIVE.temperature)]
-rival = max(wordings, key=lambda name: judged["base"].query("plan == @name").passed.mean())
-where = f"measured, {helpers.size()}, {len(tasks['spec-to-rtl'])} problems, Icarus {version}"
-fig, axes = style.figure(9.5, 2.8, rows=2, sharex=True)
-order = judged["tuned"].query("plan == @main").groupby("problem").passed.sum().sort_values().index
-for ax, (label, plan) in zip(axes, (("tuned", main), ("base", rival))):
-    frame = judged[label].query("plan == @plan")
-    grid = frame.pivot(index="index", columns="problem", values="passed").astype(float)
-    ax.pcolormesh(grid[order[::-1]], vmin=0, vmax=1, edgecolors="white", linewidth=0.3)
-    ax.set(title=f"{label}, {plan}: {frame.passed.sum()} of {len(frame)} answers pass", yticks=[])
-axes[1].set(xticks=[], xlabel="one column is one problem, one row one answer; yellow passes")
-style.finish(fig, "07_answers", where)
-display(pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_counts().unstack(
-    fill_value=0))
-
-# %% [markdown]
-# A full column means that the model is sure of itself. A mixed one means that another try would help.
-# Many *no code* mean a wording that the model doesn't follow.
-#
-# Could the exam have leaked into the training rows? 02 compared the prompts. Here we compare the trained
-# *answers* with the references, without comments, spaces and module names. We can't know what a downloaded base
-# has read. It probably has read HDLBits, the site that verilog-eval's problems come from.
+# That's one problem in each wording. Is it a fair question? It isn't if the answer stood in the training rows. 02
+# compared the prompts. Here we compare the trained *answers* with the references, without comments, spaces and
+# module names. We can't know what a downloaded base has read. It probably has read HDLBits, the site that
+# verilog-eval's problems come from.
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -409,17 +336,99 @@ if meta.evaluation != cfg.problems:
           "Set 02's evaluation to this exam, or you won't know whether it leaked.")
 
 # %% [markdown]
+# Now we ask both models everything. Each answer is one line of `samples.jsonl`, written as soon as it arrives. Its
+# **key** is a hash of the model, the serving options, the plan and the prompt. If you kill this anywhere, the next
+# run asks only for what's missing.
+#
+# **A score belongs to a model that's asked in one particular way, so we write the way down.**
+
+# %%
+served = [getattr(options, name) for name in (
+    "engine", "kv_cache_dtype", "quantization", "implementation", "environment", "max_model_len",
+    "flags")]
+
+
+def answers_of(label, path, plans, tasks, prompts, folder=""):
+    """All answers of one model, from disk where they are saved, else from a server."""
+    wanted = [plan for plan in plans if plan.only in ("", label)]
+    maker = [weights.fingerprint(path), cfg.max_tokens, served]
+    jobs = asking.plan_jobs(wanted, tasks, prompts, maker)
+    file = helpers.run_dir("eval", folder, label, "samples.jsonl")
+    saved = asking.read_samples(file, jobs)
+    if len(saved) == len(jobs):
+        return saved
+    progress = helpers.Progress(len(jobs) - len(saved), f"{label}: answers", every=30.0)
+    place = helpers.run_dir("serve")
+    with serving.running(replace(options, model=str(path)), place) as url:
+        client = Client(url, options.name, options.max_model_len, chat.TURN_END, cfg.patience,
+                        alive=lambda: server.is_alive(place))
+        return asking.sample(jobs, file, client, cfg.max_tokens, cfg.in_flight,
+                             lambda done, total: progress.update())
+
+
+replies = {label: answers_of(label, path, plans, tasks, prompts)
+           for label, path in models.items()}
+
+# %% [markdown]
+# ## 6. From text to code
+# **Which part of an answer is the module?** One rule decides, we fixed it beforehand, and nothing gets
+# repaired. If there are several fenced blocks, the last one with a `TopModule` counts, because drafts come
+# first. The `official` plans are read by verilog-eval's own rule instead.
+#
+# <details><summary><b>A model writes a wrong draft in one fence, then the right module in another. What
+# does each rule give it?</b></summary>
+#
+# Our rule takes the last fence, so the answer passes. verilog-eval's rule takes the first, so it's a mismatch. If
+# the right module comes first, it's the other way round. A fence inside [BEGIN] … [DONE] is a syntax error by
+# verilog-eval's rule, and a missing [DONE] is no code.
+# </details>
+
+# %%
+judged = {label: scores.judge_answers(samples, tasks, plans) for label, samples in replies.items()}
+for label, frame in judged.items():
+    odd = [f"{count} {what}" for what, count in scores.oddities(frame).items()]
+    print(f"{label}: {len(frame)} answers; {', '.join(odd)}")
+
+# %% [markdown]
+# Look at these counts first. If they aren't zero, they say something about our limits and rules, and not about the
+# model.
+#
+# Whom do we compare with? The tuned model's **rival** is the base, asked in the wording with the highest pass@1.
+# (We choose that wording by its score on these same problems, and the best of several scores is partly luck. So
+# this choice favours the base a little.) Here's every answer of both, and the base's in the trained chat:
+
+# %%
+main = FIVE.name
+wordings = [plan.name for plan in plans if plan.n == FIVE.n and plan.task == FIVE.task]
+base_passes = judged["base"].groupby("plan").passed.mean()
+rival = base_passes[wordings].idxmax()
+where = f"measured, {helpers.size()}, {len(tasks['spec-to-rtl'])} problems, Icarus {version}"
+strips = [exam.Strip(label, plan, judged[label].query("plan == @plan"))
+          for label, plan in dict.fromkeys([("tuned", main), ("base", rival), ("base", main)])]
+exam.draw_answers(strips, "07_answers", where)
+categories = pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.value_counts()
+display(categories.unstack(fill_value=0).sort_values("pass", ascending=False))
+
+# %% [markdown]
+# A full column means that the model is sure of itself. A mixed one means that another try would help. A lot of
+# *no code* means a wording that the model doesn't follow.
+#
+# **Fix the rule before you see the answers.**
+#
 # ## 7. pass@k without bias
 # **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say we
-# drew n answers and c of them pass. There are C(n, k) ways to pick k of the n, and C(n-c, k) of them pick
+# sampled n answers and c of them pass. There are C(n, k) ways to pick k of the n, and C(n-c, k) of them pick
 # failures only. So pass@k is 1 - C(n-c, k) / C(n, k), and that's unbiased: on average it's the truth.
 #
 # <details><summary><b>Is the tempting 1 - (1 - c/n)<sup>k</sup> too high or too low?</b></summary>
 #
-# Too low on average, for k > 1. It draws with replacement, so it may draw the same failure twice.
+# Too low on average, for k > 1. It picks with replacement, so it may pick the same failure twice.
 # </details>
+#
+# Here's the function, and a test with answers that pass 30 % of the time:
 
 # %%
+helpers.show_source(verilog.pass_at_k)
 p, n, k = 0.3, 5, 2
 chances = [math.comb(n, c) * p**c * (1 - p)**(n - c) for c in range(n + 1)]
 unbiased = sum(chance * verilog.pass_at_k(n, c, k) for c, chance in enumerate(chances))
@@ -427,28 +436,49 @@ tempting = sum(chance * (1 - (1 - c / n)**k) for c, chance in enumerate(chances)
 print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {tempting:.4f}")
 
 # %% [markdown]
+# Try one by hand: 3 of 5 answers pass, so what's pass@2? There are 10 pairs, and only one of them holds both
+# failures. `verilog.pass_at_k(5, 3, 2)` has to agree.
+#
+# **Count the picks that fail; don't multiply chances.**
+#
 # ## 8. How sure are we?
 # **Would another 38 problems have given the same score?** The problems are a sample of what one could ask,
-# so we **bootstrap** over them: draw as many problems with replacement, average, repeat, and keep the
-# middle 95 %. That range is the interval.
-#
-# <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
-#
-# Not necessarily. It may be as much as about 3.5/38, which is where an exact interval ends. A bootstrap can't
-# tell, because all its samples are zero, too.
-# </details>
+# so we **bootstrap** over them: choose as many problems with replacement, average, repeat, and keep the
+# middle 95 % of the averages. That range is the interval. In code it's four lines:
 
 # %%
+def bootstrap(values, times=10_000):
+    """The mean of scores, one a problem, and its 95 % interval."""
+    chosen = np.random.default_rng(0).choice(values, (times, len(values)))
+    low, high = np.percentile(chosen.mean(axis=1), [2.5, 97.5])
+    return np.mean(values), low, high
+
+
 problems = tasks["spec-to-rtl"]
 names = [problem.name for problem in problems]
-disputed = np.array([name.startswith(cfg.disputed) for name in names])
 runs = {(label, plan.name): scores.counts(judged[label], plan.name, names) for label in models
-        for plan in cfg.plans if plan.only in ("", label)}
-board = scores.board(runs, {"undisputed": ~disputed, "winnable": winnable["spec-to-rtl"]})
-display(board.round(3))
+        for plan in plans if plan.only in ("", label)}
+tuned_scores = scores.per_problem(runs["tuned", main], k=1)  # the share of a problem's answers
+mean, low, high = bootstrap(tuned_scores)
+print(f"tuned, {main}: pass@1 {mean:.1%} ({low:.1%} to {high:.1%})")
 
 # %% [markdown]
-# Compare the base in the row `ours` with the base in the row `comment`: the same weights, asked
+# <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
+#
+# Not necessarily. With 0 of 38, the exact 95 % interval (Clopper and Pearson's) reaches up to 9 %. A bootstrap can't
+# tell, because all its samples are zero, too. So where all scores are 0, or all are 1, the table takes the exact
+# interval.
+# </details>
+#
+# And here are all the scores, in percent with their intervals:
+
+# %%
+disputed = np.array([name.startswith(cfg.disputed) for name in names])
+board = scores.board(runs, {"undisputed": ~disputed, "winnable": winnable["spec-to-rtl"]})
+scores.percents(board)
+
+# %% [markdown]
+# Compare the base in the row `trained chat` with the base in the row `comment`: the same weights, asked
 # differently. **A pass@k belongs to a model *and* a wording, so whoever quotes one must name both.**
 #
 # ## 9. Two models on the same problems
@@ -456,7 +486,7 @@ display(board.round(3))
 # hard ones, so we compare **pairs**: one difference for each problem. Then it doesn't matter how hard the
 # problems are. If the models were equally good, each difference could just as well have the other sign. So we flip
 # signs at random many times, and p is the share of these **sign flips** whose mean is at least as far from zero as
-# the mean we saw. (We flip at most 100,000 times, so the smallest p is 2e-05.)
+# the mean we saw.
 #
 # <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
 # asked in its favourite way?</b></summary>
@@ -466,92 +496,146 @@ display(board.round(3))
 # </details>
 
 # %%
-def paired(first, second, k=1):
-    """Two (model, plan) on the same problems."""
-    return verilog.compare(scores.per_problem(runs[first], k),
-                           scores.per_problem(runs[second], k))
+def sign_flips(differences, times=10_000):
+    """How often a mean as far from zero comes from signs alone."""
+    signs = np.random.default_rng(0).choice([-1, 1], (times, len(differences)))
+    means = (signs * differences).mean(axis=1)
+    as_far = np.abs(means) >= abs(np.mean(differences)) - 1e-9
+    return (1 + as_far.sum()) / (1 + times)
 
 
-against = {name: paired(("base", name), ("tuned", main))
-           for name in dict.fromkeys([*wordings, main])}
-for name, compared in against.items():
-    mean, low, high = compared["difference"]
-    print(f"pass@1, tuned minus base asked by {name}: {mean:+.3f} [{low:+.3f}, {high:+.3f}], "
-          f"p = {compared['p']:.2g}")
-best = against[rival]
-low, high = best["difference"][1:]
-verdict = "tuning taught more than the wording" if low > 0 else "no difference is shown"
-print(f"Against the base at its best ({rival}): {'the base is better' if high < 0 else verdict}")
-
-# %%
-weakest_first = sorted(against, key=lambda name: against[name]["first"][0])
-scored = {f"base, {name}": against[name]["first"] for name in weakest_first}
-scored["tuned"] = best["second"]
-fig, (left, right) = style.figure(9.5, 3.4, columns=2, width_ratios=(1, 1.1))
-for place, (mean, low, high) in enumerate(scored.values()):
-    left.errorbar(mean, place, xerr=[[mean - low], [high - mean]], fmt="o", capsize=4)
-    left.annotate(f"{mean:.2f}", (mean, place + 0.2), ha="center")
-left.axvline(np.mean(winnable["spec-to-rtl"]), color=style.RED, linestyle="--")
-left.set_yticks(range(len(scored)), list(scored))
-left.set(title="Asked the same way, and each in its best way", xlabel="pass@1; dashed: the ceiling",
-         xlim=(-0.07, 1.07), ylim=(-0.5, len(scored)))
-mean, low, high = best["difference"]
-right.bar(range(len(problems)), np.sort(best["values"]))
-right.axhspan(low, high, color=style.SKY, alpha=0.4)
-right.axhline(mean, color=style.BLACK)
-right.set(title=f"mean {mean:+.2f} [{low:+.2f}, {high:+.2f}]", xlabel="problems, sorted", xticks=[],
-          ylabel=f"tuned minus base, {rival}")
-style.finish(fig, "07_scores", where + ". Bars and band: 95 %")
+differences = tuned_scores - scores.per_problem(runs["base", rival], k=1)
+mean, low, high = bootstrap(differences)
+print(f"tuned minus base, asked by {rival}: {100 * mean:+.1f} points "
+      f"({100 * low:+.1f} to {100 * high:+.1f}), p = {sign_flips(differences):.2g}")
 
 # %% [markdown]
-# **Tuning taught this model two things.** The first is to answer: in the chat it was tuned for, its base
-# passes next to nothing. The second shows against the base at its best, asked with a comment above the
-# module: the base writes what its corpus writes, and in two modules of five that's a bug. The training rows
-# held no new kind of module. They only showed which of the two to write, right or wrong. That's what
-# fine-tuning mostly does: **it chooses among what the base already knows.**
+# `verilog.compare` does the same with SciPy (and up to 100,000 flips, so its smallest p is 2e-05). Here it compares
+# the tuned model with the base in every sampled wording. Below these are the greedy pairs, where both models are
+# asked in the same wording:
+
+# %%
+def paired(base_plan, tuned_plan, k=1):
+    """Base and tuned model, each asked by a plan, on the same problems."""
+    return verilog.compare(scores.per_problem(runs["base", base_plan], k),
+                           scores.per_problem(runs["tuned", tuned_plan], k))
+
+
+same_wording = [(plan.name, plan.name) for plan in plans if plan.n == 1 and not plan.only]
+pairs = {(base_plan, tuned_plan): paired(base_plan, tuned_plan)
+         for base_plan, tuned_plan in [*((name, main) for name in wordings), *same_wording]}
+best = pairs[rival, main]
+display(scores.pairs_table(pairs).style.hide(axis="index"))
+for wording in (main, "comment"):
+    base, tuned = (sum(passed for passed, _ in runs[label, f"{wording}, greedy"])
+                   for label in ("base", "tuned"))
+    print(f"greedily, asked by {wording}: base {base} of {len(names)}, tuned {tuned}")
+five_tries = scores.pairs_table({(rival, main): paired(rival, main, FIVE.n)}).iloc[0]
+print(f"with {FIVE.n} tries each, base by {rival}, tuned by {main}: base {five_tries.base} %, "
+      f"tuned {five_tries.tuned} %, difference {five_tries.difference}: {five_tries.so}")
+
+# %%
+scored = [exam.Scored("base", plan, pairs[plan, main]["first"])
+          for plan in base_passes[wordings].sort_values().index]
+scored.append(exam.Scored("tuned", main, best["second"]))
+for plan, _ in same_wording[:2]:
+    scored.append(exam.Scored("base", plan, pairs[plan, plan]["first"], greedy=True))
+    scored.append(exam.Scored("tuned", plan, pairs[plan, plan]["second"], greedy=True))
+fig, (above, below) = style.figure(7, 7, rows=2, height_ratios=(1.2, 1))
+exam.draw_scores(above, scored, np.mean(winnable["spec-to-rtl"]))
+above.set_title(f"pass@1: base asked well {best['first'][0]:.0%}, tuned {best['second'][0]:.0%}")
+exam.draw_differences(below, best, rival)
+style.finish(fig, "07_scores", where + ". Bars and dotted lines: 95 %")
+print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. "
+      f"Tuned, asked by {main}: {1 - best['second'][0]:.0%}.")
+
+# %% [markdown]
+# **Tuning taught the tiny model one thing for sure, and perhaps a second.** For sure, it taught the model to answer:
+# look at the row in which both are asked in the chat that the model was trained with.
 #
-# How sure is the second? We drew twice from the same two models. The difference was 11 points both times. One
-# interval left zero out (2 to 21), and the other just touches it (−1 to 22). So 38 problems with five
-# answers each can barely tell 11 points from luck.
+# The second thing would be to prefer right code to wrong code. The base has read a corpus in which we broke 40 % of
+# the modules ([09](09_tiny_base.ipynb)), and it writes what it has read. The training rows held no new kind of
+# module. So if the tuned model fails less often than the base in its favourite wording, fine-tuning only changed
+# *which* of two known versions the model writes. We think that's what it mostly does: it chooses among what the base
+# already knows. With five tries even a base that chooses badly has often written the right module once. What's left of the
+# gain then stands in the line about five tries.
+#
+# Is the difference real? The row with the rival says what this run's interval says. Before this run we sampled answers
+# twice, from the same two models ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)). The difference
+# was 11 points both times, but one interval excluded zero (2 to 21) and the other included it (−1 to 22). So 38
+# problems with five answers each can't quite tell 11 points from luck.
+#
+# The greedy pair by `comment` is the cleanest one: nothing differs but the weights, and the wording is one that no
+# training row had. If its interval leaves zero out, that speaks for the second thing. Then compare the tuned model's
+# two greedy scores: a model doesn't have to be at its best in the chat it was tuned for.
+#
+# **Say what your interval says, and no more.**
 #
 # A p-value answers one question: how often would equally good models differ this much by chance? It knows
 # nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
-# with p = 0.002 that two more seeds removed.
+# with p = 0.002 that disappeared with two more seeds.
 #
 # **At 31B** the strongest rival is probably the base with *thinking* switched on, and the plans ask it, too. Don't
 # expect an easy win. Here's what others have published nearby
 # ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
 # a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has published
-# the base that thinks. And verilog-eval is nearly saturated and
-# [contaminated](https://arxiv.org/abs/2503.13572).
+# the base that thinks. And the best models are close to verilog-eval's ceiling, and have probably
+# [seen its problems](https://arxiv.org/abs/2503.13572).
 #
 # ## 10. Why did it fail?
-# A score says how often, and a failure says why. Here's one answer of the tuned model that runs and
-# differs, with the signals up to the first mismatch: `_ref` is the reference's output, `_dut` is the
-# answer's ("device under test").
+# **What does a wrong answer look like from the inside?** A score says how often, and a failure says why. We take the
+# shortest module of the tuned model that runs and differs. The simulator has recorded its signals (as a *VCD*
+# file), and the table shows them up to the first comparison that fails. A column is a moment. `_ref` is the
+# reference's output, and `_dut` is the answer's ("device under test").
 
 # %%
+wrong = [(COUNTER, WRONG)]  # in case that no answer of the model is like that
 failing = judged["tuned"].query("plan == @main and category == 'mismatch'")
-problem, code = COUNTER, WRONG
 if len(failing):
-    row = failing.iloc[0]
-    problem = by_name[row.problem]
-    code, _ = verilog.extract_code(replies["tuned"][main, row.problem, row["index"]]["text"])
+    wrong = [(by_name[row.problem], verilog.extract_code(
+        replies["tuned"][main, row.problem, row["index"]]["text"]).code)
+        for _, row in failing.iterrows()]
+problem, code = min(wrong, key=lambda pair: len(pair[1]))
 waves = helpers.run_dir("eval", "failure.vcd")
 waves.unlink(missing_ok=True)
 failed = verilog.judge(problem, code, waves=waves)
-print(f"{problem.prompt.strip()}\n\n{code}\n\n{failed.category}: {failed.detail}")
-times = re.findall(r"First mismatch occurred at time (\d+)", failed.log)
-if times and waves.exists():  # verilog-eval's testbenches tell both; another one may not
-    display(scores.waveform(waves).loc[:min(map(int, times))].tail(8).T)
+print(problem.prompt.strip(), "\n")
+for number, line in enumerate(code.splitlines(), 1):
+    print(f"{number:2}  {line}")
+print(f"\n{failed.category}: {failed.detail}")
+if waves.exists():  # verilog-eval's testbenches record them; another one may not
+    signals = scores.before_first_mismatch(scores.waveform(waves), failed.log)
+    display(signals.tail(6).T)
+    compared = signals.iloc[-1]
+    for name in scores.wrong_outputs(compared):
+        print(f"In the last column, {name} should be {compared[f'{name}_ref']}, and the answer "
+              f"gives {compared[f'{name}_dut']}.")
 
 # %% [markdown]
-# Which line of the code does it? (You can open `eval/failure.vcd` in GTKWave or Surfer.)
+# **Which line of the code does it?** Take the output that's named below the table, and find the lines that write to
+# it. Put the inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute
+# by hand. If you get the answer's value, you've found the line. (You can open `eval/failure.vcd` in GTKWave or
+# Surfer, too.)
 #
-# <details><summary>Answer, for our run</summary>
+# <details><summary><b>What patterns should I look for?</b></summary>
 #
-# The fourth, `input [9:0] w`. Nobody asked for that port, so nothing is connected to it, and its bits have no
-# value (`z`). An XOR with them is unknown: that's the `x` in `outp_dut`.
+# - An `x` or `z` in the answer's row: something in the expression has no value. It's a port that nobody asked for,
+#   or a signal that no line writes to.
+# - Only 0 or 1 where a number is due: a comparison such as `a > b` has one bit. To choose, write `a > b ? a : b`.
+# - The right value in a later or an earlier column: there's a register too many, or one too few.
+# - Right everywhere but after a reset, or the exact opposite: a condition is missing, or it's upside down.
+# - Off by one, or wrong only for large numbers: a constant, or a width that cuts the highest bits.
+#
+# </details>
+#
+# <details><summary><b>How do I know that I'm right?</b></summary>
+#
+# Fix the line and judge again. If it prints `pass`, you've found it.
+#
+# ```python
+# fixed = code.replace("what is wrong", "what is right")
+# print(verilog.judge(problem, fixed).category)
+# ```
 #
 # </details>
 #
@@ -562,7 +646,7 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # problems, how an answer is read, and how it's graded. `verilog.questions("mine.jsonl", score=...)` makes
 # one from lines with `question` and `answer`. The score is a function of yours, and you get the same
 # intervals and the same pairing. Try your score on a bad answer first: **a score that nobody fails compares
-# nothing.**
+# nothing.** [Own data](own_data.ipynb) has a whole example, and shows how a score can flatter.
 #
 # <details><summary><b>The whole of it</b></summary>
 #
@@ -575,16 +659,15 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 #
 #
 # mine = verilog.questions("mine.jsonl", score)
-# exam, plans = {"mine": mine.problems}, [replace(GREEDY, name="mine", task="mine")]
-# asked = asking.all_prompts(exam, plans, meta.system, render, encode)
+# my_tasks = {"mine": mine.problems}
+# my_plans = [replace(GREEDY, name="mine", task="mine")]
+# asked = asking.all_prompts(my_tasks, my_plans, meta.system, chat_ids, text_ids)
 # marks = {}
 # for label, path in models.items():
-#     samples = answers_of(label, path, plans, exam, asked, "mine")
+#     samples = answers_of(label, path, my_plans, my_tasks, asked, "mine")
 #     marks[label] = scores.grade(mine, scores.texts_of(samples, "mine"))
 # print(verilog.compare(marks["base"], marks["tuned"]))
 # ```
-#
-# If you'd rather score held-out rows of your own file, [own data](own_data.ipynb) does it without a server.
 #
 # </details>
 #
@@ -602,56 +685,59 @@ if times and waves.exists():  # verilog-eval's testbenches tell both; another on
 # ```
 #
 # On our own questions its exact match equals `verilog.questions` (`tests/test_harness.py`), so you may compare
-# its numbers with ours. Score the base, too: **what was forgotten is the difference**.
+# its numbers with ours. Score the base, too: what was forgotten is the difference.
 #
 # </details>
+#
+# **Try your score on a bad answer first: a score that nobody fails compares nothing.**
 #
 # ## 12. Save what was measured
 # What do you keep? For each model a summary and a CSV in verilog-eval's own form, and one file that compares the
 # two.
 
 # %%
+about = {"settings": asdict(cfg) | {"plans": [asdict(plan) for plan in plans]},
+         "n_problems": len(names), "served": options.measured(), "icarus": version}
+comparison = {"model_hash": options.model_hash, "plan": asdict(FIVE), "rival": rival,
+              "n_winnable": int(sum(winnable["spec-to-rtl"])),
+              "against": {name: {"difference": pairs[name, main]["difference"][0],
+                                 "interval": pairs[name, main]["difference"][1:],
+                                 "p": pairs[name, main]["p"]} for name in wordings}}
 for label, frame in judged.items():
+    mine = {plan: counts for (model, plan), counts in runs.items() if model == label}
     scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
-    helpers.write_json(helpers.run_dir("eval", label, "summary.json"), {
-        "settings": asdict(cfg), "n_problems": len(names),
-        "served": options.measured(), "icarus": version,
-        "categories": {plan: group.category.value_counts().to_dict()
-                       for plan, group in frame.groupby("plan")},
-        "counts": {plan: dict(zip(names, counts))
-                   for (model, plan), counts in runs.items() if model == label}})
-
-# %%
-helpers.write_json(helpers.run_dir("eval", "comparison.json"), {
-    **{label: board.loc[main].xs(label, level="model")["all"].to_dict() | {"n_problems": len(names)}
-       for label in models},
-    "model_hash": options.model_hash, "plan": asdict(cfg.plans[0]), "rival": rival,
-    "n_winnable": int(sum(winnable["spec-to-rtl"])),
-    "against": {name: {"difference": compared["difference"][0],
-                       "interval": compared["difference"][1:], "p": compared["p"]}
-                for name, compared in against.items()}})
+    helpers.write_json(helpers.run_dir("eval", label, "summary.json"),
+                       about | scores.summary(frame, mine, names))
+    at_k = board.loc[main].xs(label, level="model")["all"].to_dict()
+    comparison[label] = at_k | {"n_problems": len(names)}
+helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 
 # %% [markdown]
+# **Keep the answers. You can compute a score again, but sampled answers never come back.**
+#
 # ## Recap
 # - The answer never meets the reference, and what it prints decides nothing.
-# - The ceiling comes first, answers are saved before they're judged, and failures stay in the denominator.
+# - The ceiling comes first, answers are saved before they're judged, and an answer without code is a failed answer.
 # - Scores carry intervals over problems. Models are compared problem by problem, and the rival is the base
 #   in its favourite wording.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. How many problems would show a true difference of 0.02 in pass@1, if the differences scatter as
-#    between our two models?
+# 1. How many problems would you need to detect a difference of 2 points, if differences vary as much as here? An
+#    interval's half width shrinks with the square root of the number of problems. (If it's 11.3 points with 38
+#    problems, you need about 1,213.)
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# print(math.ceil((1.96 * best["values"].std(ddof=1) / 0.02) ** 2))
+# _, low, high = best["difference"]
+# half_width = (high - low) / 2
+# print(round(len(names) * (half_width / 0.02) ** 2))
 # ```
 #
-# With so many problems you'd find the difference every second time. To find it four times out of five, take 2.8
-# instead of 1.96. For comparison, verilog-eval has 156 problems.
+# With so many problems you'd find the difference every second time. To find it four times out of five, you need twice
+# as many: (2.8 / 1.96)² = 2. For comparison, verilog-eval has 156 problems.
 # </details>
 #
 # 2. Write an answer to the counter that passes without counting: `verilog.judge(COUNTER, with_trick(WRONG,

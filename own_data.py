@@ -22,10 +22,22 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | Colab with a TPU (v5e-1 or v6e-1) or Kaggle's TPU v5e-8 for Gemma 4 E2B; or any CPU, for a rehearsal with a tiny model. For the 31B a larger slice, such as a v5p-8: this page keeps the base in bfloat16, which most likely doesn't fit a v5e-8 (by our estimate 15.6 of 15.75 GiB a chip). There [03](03_train.ipynb) trains it, with an int8 base |
+# | **Needs** | a TPU chip for Gemma 4 E2B (Colab's v5e-1 or v6e-1, or Kaggle's v5e-8), or any CPU to rehearse with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
-# | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B, 62.5 for the 31B). It's on the machine's disk; set `RUN_DIR` in a cell before the first to have it on your Drive, or below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB |
-# | **Time and cost** | tiny: four minutes on two busy CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
+# | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
+# | **Time and cost** | tiny: about four minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
+#
+# A v5e-1 is one TPU chip of the kind v5e, and a v5e-8 has eight. The machine's disk is lost with the session. Section 7
+# downloads the adapter. To keep all of it, set `RUN_DIR` in a cell before the first: to your Drive on Colab, or to a
+# folder below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB only.
+#
+# <details><summary>And the 31B?</summary>
+#
+# This page keeps the base in bfloat16. That most likely doesn't fit a v5e-8 (by our estimate it takes 15.6 of 15.75 GiB
+# a chip), so take a larger slice, such as a v5p-8. [03](03_train.ipynb) trains the 31B on a v5e-8, with an int8 base.
+# `merged/` takes 62.5 GB.
+#
+# </details>
 #
 # Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
 #
@@ -52,11 +64,11 @@ import helpers
 helpers.machine(devices=1)
 # %% [markdown]
 # ## 1. Your file
-# One chat per line, for example `{"prompt": "...", "completion": "..."}`, or a list of messages.
-# ([All the forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also
+# **What does a file have to look like?** It has one chat per line, for example `{"prompt": "...", "completion": "..."}`,
+# or a list of messages. ([All the forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also
 # with tools and reasoning.) Three lines are yours to change. `SYSTEM` is a sentence that opens every
 # chat, in training and whenever you ask; say in it what the model is for. `HELD_OUT` is the share of
-# questions that we don't train on, so that we can measure with them later.
+# questions that we don't train on, so that we can test the model on them later.
 #
 # The recipes below are starting points, one for each size. **Start with them, and change one number
 # at a time.**
@@ -68,8 +80,8 @@ HELD_OUT = 0.1   # share of the questions
 
 RECIPES = {
     "tiny": {"model": "assets/tiny_gemma4", "rank": 16, "alpha": 32.0, "learning_rate": 5e-3,
-             "warmup_steps": 10, "epochs": 2.0, "sequence_length": 384, "rows_per_step": 3,
-             "every": 20, "reasoning": "stripped", "dtype": "float32"},
+             "warmup_steps": 10, "epochs": 1.5, "sequence_length": 384, "rows_per_step": 1,
+             "every": 30, "reasoning": "stripped", "dtype": "float32"},
     "e2b": {"model": "google/gemma-4-E2B-it", "rank": 16, "alpha": 32.0, "learning_rate": 2e-4,
             "warmup_steps": 20, "epochs": 3.0, "sequence_length": 1024, "rows_per_step": 8,
             "every": 25, "reasoning": "stripped", "dtype": "bfloat16"}}
@@ -78,9 +90,9 @@ options = helpers.choose(RECIPES) | {"validation": HELD_OUT}
 
 # %% [markdown]
 # ## 2. What does the model get to see?
-# Files have surprises: a cut line, a chat without an answer, a column that nobody reads. We drop what
-# can't be trained and count why. If a row is kept but a part of it isn't used, the line below says
-# so, so that nothing disappears without a word.
+# **Is the whole file used?** Files have surprises: a cut line, a chat without an answer, a column that isn't used. We
+# drop what can't be trained and count why. If a row is kept but a part of it isn't used, a line below
+# says so, because nothing should disappear without a word.
 
 # %%
 from helpers import chat, own, remote, style
@@ -92,7 +104,7 @@ own.draw_rows(rows, lengths, options["sequence_length"])
 
 # %% [markdown]
 # A model reads tokens, not letters: pieces of words, and a few control tokens such as `<|turn>`.
-# **Which of these tokens would you train?** Here is one of your chats, of middling length.
+# **Which of these tokens would you train?** Here is one of your chats, of average length.
 
 # %%
 example = rows.chats[own.typical(lengths, options["sequence_length"])]
@@ -102,14 +114,15 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 
 # %% [markdown]
 # Blue is trained: what the model is to write, and the `<turn|>` with which it stops. Grey is only
-# read. So the model learns to answer, and doesn't learn to ask. If something is blue that the model
-# should never say, mend your file now.
+# read. So the model learns to answer, and doesn't learn to ask. **If anything blue is something your model should never
+# say, fix your file now.**
 #
 # ## 3. Train
-# The base model stays as it is. Beside each of its matrices we train two thin ones, whose product is
-# added: that's LoRA, and the thin matrices are the *adapter*. All of it is in
+# **How does it learn?** The base model stays as it is. Beside each of its matrices we train two thin ones, whose product
+# is added: that's LoRA, and the thin matrices are the *adapter*. All of it is in
 # [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy
-# into a project of your own. If the kernel stops, run the page again: training goes on from its newest
+# into a project of your own. ([03](03_train.ipynb) takes it apart.) Several short chats share a *row* of tokens, and none
+# of them sees the others. If the kernel stops, run the page again: training goes on from its newest
 # checkpoint.
 
 # %%
@@ -122,67 +135,63 @@ own.train(recipe.main, options | {"model": base_folder}, out)
 own.draw_losses(out / "log.txt")
 
 # %% [markdown]
-# The *loss* says how surprised the model is by the right answer; lower is better. Blue may fall
-# forever, because the model can learn its rows by heart. Green counts: those questions it hasn't
-# read. **Once the green curve rises, you've trained too long**: fewer `epochs`, or a smaller
-# `learning_rate`.
+# The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
+# token gets half of the probability, on average.) The blue curve can go on falling, because the model can learn its rows
+# by heart. The green curve is the one that counts, because the model hasn't read those questions.
+#
+# **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If it still
+# falls at the end, take more.**
 #
 # ## 4. Before and after
-# We load the base once more and put the adapter beside it. Both models share the weights, so two
-# models take hardly more memory than one.
+# **Did anything change?** We load the base once more and put the adapter beside it. Before and after are the same model
+# with two adapters, one of which changes nothing. So both share the weights and the compiled program, and two models
+# take hardly more memory than one.
 
 # %%
-from flax import nnx
-
-from helpers import answers, gemma
+from helpers import gemma
 
 config = gemma.config_from_hf(base_folder, dtype=options["dtype"])
 mesh = gemma.make_mesh(config)  # all the devices of this machine
 base = gemma.load_base(base_folder, config, mesh)
-tuned = gemma.inject_lora(base, options["rank"], options["alpha"], mesh)
-step, adapter = recipe.restore(out / "checkpoints", nnx.state(tuned, nnx.LoRAParam))
-nnx.update(tuned, adapter)
-models = {"base": base, "tuned": tuned}
-print(f"base, and the adapter of step {step} beside it")
+model = gemma.inject_lora(base, options["rank"], options["alpha"], mesh)
+adapters = own.before_and_after(model, out / "checkpoints", recipe.restore)
 
 # %% [markdown]
-# Both get the same questions, none of which they have read. A model is asked *greedily*: it always
-# writes its likeliest token, so that you'd get the same answers again.
+# Both get the same questions, the first 40 that were held out (or all, if there are fewer), so neither has trained on
+# them. We ask *greedily*, which means that a model always writes its likeliest token, so you'd get the same answers
+# again.
 
 # %%
-exam = own.questions(tokenizer, rows.chats, HELD_OUT, options["sequence_length"])
-asked = [question.asked for question in exam]
-limit = own.longest(tokenizer, exam)  # tokens: no answer has to be longer than your file's
-
-
-def ask(name, chats):
-    """Answers of "base" or "tuned" to chats, which are lists of messages."""
-    with helpers.phase(f"{name}: {len(chats)} answers of at most {limit} tokens"):
-        texts = answers.ask(models[name], tokenizer, chats, limit, mesh, control=True)
-    return [own.without_end(text) for text in texts]
-
-
-said = {name: ask(name, asked) for name in models}
-for place in range(min(3, len(exam))):
-    shown = {name: said[name][place] for name in models}
-    style.side_by_side(shown | {"your file": exam[place].wanted}, asked[place][-1]["content"])
+exam = own.questions(tokenizer, rows.chats, HELD_OUT, options["sequence_length"], most=40)
+asker = own.Asker(model, adapters, tokenizer, mesh, exam)
+said = {name: asker.ask(name, [question.asked for question in exam]) for name in adapters}
+for place, question in enumerate(exam[:3]):
+    shown = {name: said[name][place] for name in said}
+    style.side_by_side(shown | {"your file": question.wanted}, question.asked[-1]["content"])
 
 # %% [markdown]
-# **Now ask something yourself.** Change the text and run the cell again. Ask about your data first,
-# then something that has nothing to do with it: whatever only the base can answer was forgotten.
+# **How many of the three tuned answers are right, down to each name and number?** Count before you read on. Section 5
+# will ask.
+#
+# Now ask something yourself. Change the text and run the cell again. Ask about your data first,
+# then something that has nothing to do with it. If the base can still answer it and the tuned model can't, the tuned
+# model has forgotten it. (The tiny base has read nothing but Verilog, so it never knew.)
 
 # %%
-MINE = asked[0][-1]["content"]  # or your own question in quotes
+MINE = "What is the capital of France?"
 opening = [{"role": "system", "content": SYSTEM}] if SYSTEM else []
 messages = [*opening, {"role": "user", "content": MINE}]
-style.side_by_side({name: ask(name, [messages])[0] for name in models}, MINE)
+style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, MINE)
 
 # %% [markdown]
+# **Ask it about what it learned, and about what it should still know.**
+#
 # ## 5. Is it better?
-# Three examples can fool you, so we score all the held-out questions. How would you tell a good
-# answer from a bad one? The score here is the share of words that an answer and your file's answer
-# have in common, 1 if all are the same (F1, as in the SQuAD benchmark). **Write your own in its
-# place**: does the price in it match, does the JSON parse, does the code run?
+# **How do you tell a good answer from a bad one?** In general, only you can say. Three examples can fool you, so we score
+# all the questions that we asked, in two ways. `overlap` is the share of words that an answer and your file's answer
+# have in common (F1, as in the SQuAD benchmark). `exact` is 1 if the two are equal, and else 0. For both scores we also
+# give each question the *right answer to another question*: that's what the form of an answer is worth without its
+# facts.
 
 # %%
 from collections import Counter
@@ -191,42 +200,68 @@ import verilog
 from helpers import data
 
 
-def score(answer, wanted):
+def overlap(answer, wanted):
     """How far the words of two texts agree: 0 to 1."""
     words, due = Counter(data.words_of(answer)), Counter(data.words_of(wanted))
     return 2 * (words & due).total() / max(1, words.total() + due.total())
 
 
-marks = {name: [score(text, question.wanted) for text, question in zip(said[name], exam)]
-         for name in models}
-compared = verilog.compare(marks["base"], marks["tuned"])
-own.draw_scores(marks, compared)
+def exact(answer, wanted):
+    """Are they equal?"""
+    return float(answer.strip() == wanted.strip())
 
-# %% [markdown]
-# The black bars are 95 % intervals: with other questions of this kind, the mean would most likely
-# have come out somewhere inside. Few questions make long bars. On the right, every dot above the line
-# is a question that the tuned model answers better. **If the bars overlap widely, collect more
-# questions before you believe in a difference.**
-#
-# ## 6. Does it call tools?
-# A model can also learn to call your functions. Then a row has the functions under `tools`, and the
-# assistant's message has `tool_calls`. `data/tools` holds thirty such chats. What should be trained
-# in them: the call, the result, or both?
 
 # %%
-with_tools = own.look("data/tools/train.jsonl", SYSTEM)
-small = chat.load_tokenizer("assets/tiny_gemma4")
-calling = next(messages for messages in with_tools.chats if messages[-2]["role"] == "tool")
-ids, mask = chat.render(small, calling)
-style.show_tokens([small.decode([number]) for number in ids], mask, "own_tools",
-                  f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
+marks, compared, form_alone = {}, {}, {}
+for score in (overlap, exact):  # from the loosest to the strictest
+    name = score.__name__
+    marks[name] = {model: [score(text, question.wanted) for text, question in zip(texts, exam)]
+                   for model, texts in said.items()}
+    compared[name] = verilog.compare(marks[name]["base"], marks[name]["tuned"])
+    form_alone[name] = own.other_answers(exam, score)
+own.draw_scores(compared, form_alone)
+print(*own.meaning(compared, form_alone), sep="\n")
 
 # %% [markdown]
+# **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A model
+# that has learned only this frame gets a high overlap, and every name and number in it may be wrong. So look at the
+# dashed line before you're proud of a score. The other way round, `exact` is too strict for free text, where a good
+# answer can be worded in many ways.
+#
+# Below the bars is the difference, question by question, with its 95 % interval. Both models were asked the same
+# questions, so that's what to look at, and not whether two bars are far apart
+# ([07](07_eval.ipynb) says why). If the interval holds zero, collect more questions before you believe in a difference.
+#
+# **Write a score of your own**: does the price in it match, does the JSON parse, does the code run? For the example you
+# could ask how many ports are right:
+#
+# <details><summary>A score between the two, and how to check it</summary>
+#
+# ```python
+# def ports(answer, wanted):
+#     """The share of the wanted ports that an answer gives with their widths."""
+#     due = wanted.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
+#     given = answer.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
+#     return sum(port in given for port in due) / len(due)
+# ```
+#
+# Add it to the tuple between `overlap` and `exact`, and run the cell again. A right answer has to get 1
+# (`ports(exam[0].wanted, exam[0].wanted)`), and the tuned model's mean has to lie at or above `exact`'s.
+#
+# </details>
+#
+# **Before you believe a score, try it on answers that you know to be wrong.**
+#
+# ## 6. Does it call tools?
+# **Can it learn to call your functions?** Yes. Then a row has the functions under `tools`, and the
+# assistant's message has `tool_calls`. `data/tools` holds thirty such chats. **What should be trained
+# in them: the call, the result, or both?**
+#
 # <details><summary>Answer, and how to serve such a model</summary>
 #
 # The call and the answer are trained. The result is only read, because somebody else writes it: the
-# model stops at `<|tool_response>` and waits. To try it, set `FILE = "data/tools/train.jsonl"` and
-# run the page again; section 4 then shows calls.
+# model stops at `<|tool_response>` and waits. [02](02_data.ipynb) shows it token by token. To try it, set
+# `FILE = "data/tools/train.jsonl"` and run the page again; section 4 then shows calls.
 #
 # vLLM turns a call back into JSON, if you ask it to. Either set `tools=True` in 05's
 # settings, or start it with `--enable-auto-tool-choice --tool-call-parser gemma4
@@ -237,12 +272,14 @@ style.show_tokens([small.decode([number]) for number in ids], mask, "own_tools",
 #
 # </details>
 #
+# **A call is something that the model writes, so it's trained; a result isn't.**
+#
 # ## 7. Take it home
-# The adapter is small: a few megabytes here, some hundred for E2B. Its card says what it is: base,
-# data, recipe and scores. `merged/` beside it holds the whole tuned model.
+# **How do you keep it?** The adapter is small: a few megabytes here, some hundred for E2B. Its card says what it is:
+# base, data, recipe and scores. `merged/` beside it holds the whole tuned model.
 
 # %%
-card = own.card("my-gemma4-adapter", options, out / "rows.jsonl", compared, SYSTEM)
+card = own.card("my-gemma4-adapter", options, out, compared, SYSTEM)
 own.label(out / "adapter", options["model"], card)
 print(card)
 own.download(out / "adapter")
@@ -261,6 +298,8 @@ else:
     print("not pushed: HUB is empty")
 
 # %% [markdown]
+# **Give away an adapter only with its card, and with a score that you'd believe yourself.**
+#
 # ## What you have done
 # You looked at what the model reads, trained an adapter, and measured it on questions that it hadn't
 # seen. If it isn't good enough yet, better rows usually help more than another learning rate.

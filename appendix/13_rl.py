@@ -17,7 +17,7 @@
 #
 # You've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a testbench.
 # Can its verdict alone make the model better? And what happens if the judge can be fooled? In our runs the verdict
-# lifts pass@1 by some 0.17. A judge that can be fooled brings it to zero, while the reward keeps rising.
+# lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward keeps rising.
 #
 # So far the model has copied answers that somebody else had written. Here it writes its own. A simulator says
 # which of them work, and training makes those likelier. That's how
@@ -69,23 +69,23 @@ helpers.machine(devices=1, always="tiny")
 #
 # A model that learns from such rows writes such rows. How good is it? **pass@1** is the chance that one answer is
 # right, and **pass@5** is the chance that at least one of five is ([07](07_eval.ipynb)). With each of three seeds
-# we drew seven answers to each of the 38 held-out problems, at temperature 0.8, and stored which ones pass:
+# we sampled seven answers to each of the 38 held-out problems, at temperature 0.8, and stored which ones pass:
 
 # %%
 import jax
 import numpy as np
 import pandas as pd
 
-from appendix import rl, rl_tunix
+from appendix import rl, rl_figures, rl_tunix
 from appendix import rl_runs as lab
 from helpers import gemma, style
 
 runs = lab.stored()
 passes = lab.drawn_passes(runs)
-lab.scores(passes, ["start"]).round(3)
+(100 * lab.scores(passes, ["start"])).round().astype(int)
 
 # %% [markdown]
-# **The start is right far more often in five tries than in one. What does it know that it doesn't say?**
+# In percent, the start is right far more often in five tries than in one. **What does it know that it doesn't say?**
 #
 # <details><summary>Answer</summary>
 #
@@ -95,7 +95,7 @@ lab.scores(passes, ["start"]).round(3)
 #
 # </details>
 #
-# **A reward teaches nothing new. It chooses among what the model can write already.**
+# **So our guess is that a reward teaches nothing new, and only chooses among what the model can write already.**
 #
 # ## 2. Which problems can pay a reward?
 # **Where do the rewards come from?** We need problems with testbenches, and they mustn't be those of the exam. So
@@ -112,13 +112,12 @@ print(problem.prompt, problem.reference, sep="\n")
 answers = bench.sample(bench.start, bench.problems[:plan.prompts], jax.random.key(0))
 verdicts = pd.DataFrame(bench.judge.of(answers))
 prompt_of = np.arange(len(answers)) // plan.answers
-verdicts.groupby(prompt_of).mean().rename_axis("problem")
+shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
+(100 * shown).astype(int).rename_axis("problem")
 
 # %% [markdown]
-# Each number is a share of a problem's four answers. `verilog` is the share that passes our judge, `renamed` the
-# share whose module is called `top_module`, and `compiles` speaks for itself. Section 7 needs the other two. An
-# answer is `forged` if it prints a line that only the testbench should print, and `naive` is the share that passes
-# a judge who believes such a line.
+# Each number is a percentage of a problem's four answers. `verilog` is what passes our judge, `renamed` is what's
+# called `top_module`, and `compiles` speaks for itself.
 #
 # **Any problem with a testbench can pay, as long as the exam doesn't ask it.**
 #
@@ -129,7 +128,7 @@ verdicts.groupby(prompt_of).mean().rename_axis("problem")
 # the spread of the rewards, and by the answer's length. We'll take all of that away. What's left is REINFORCE,
 # from 1992:
 #
-# 1. Draw several answers to each prompt from the policy as it is now.
+# 1. Sample several answers to each prompt from the policy as it is now.
 # 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
 #    the mean reward of all answers to the same prompt.
 # 3. Train on all answers with 03's loss, and multiply each answer's loss by its advantage. So whatever did
@@ -146,7 +145,8 @@ verdicts.groupby(prompt_of).mean().rename_axis("problem")
 # In code that's a factor on the loss, over rows that are packed as in 02. Equal answers are packed once.
 
 # %%
-helpers.show_source(rl.advantages, rl.make_loss, rl.Learner)
+helpers.show_source(rl.advantages, rl.make_loss)
+rl_figures.fold_source("And the step, with Adam", rl.Learner)
 rewards = verdicts.verilog.to_numpy(float).reshape(plan.prompts, plan.answers)
 factors = rl.advantages(rewards).ravel()
 print("mean reward of each prompt:", rewards.mean(axis=1))
@@ -168,10 +168,10 @@ policy, moments = bench.learner.step(
 # | what was wrong | where |
 # |---|---|
 # | rollouts came from random weights: the mapping of names failed silently | MaxText [4404](https://github.com/AI-Hypercomputer/maxtext/pull/4404), [4519](https://github.com/AI-Hypercomputer/maxtext/pull/4519), [4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536) |
-# | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [mended later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
+# | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [fixed later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# (A *rollout* is a drawn answer, and the *soft cap* keeps Gemma's logits within ±30.) Four checks would have caught
+# (A *rollout* is a sampled answer, and the *soft cap* keeps Gemma's logits within ±30.) Four checks would have caught
 # all of these.
 #
 # *One: the sampler and the trainer give each token the same log-probability*, and they still do after a step. That
@@ -179,7 +179,7 @@ policy, moments = bench.learner.step(
 # line shows that the check can fail: there the trainer still has the weights from before the step.
 
 # %%
-fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]
+fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]  # 4 of 32 will do
 for name, adapters in (("after", policy), ("before", bench.start)):
     gaps = []
     for answer, trained in zip(fresh, bench.logps(adapters, fresh), strict=True):
@@ -218,13 +218,13 @@ print("changed:", bool((rl_tunix.flat(after) != rl_tunix.flat(policy)).any()))
 # weights *is* its gradient.
 
 # %%
-helpers.show_source(rl_tunix.grpo_step)
+rl_figures.fold_source("How Tunix takes its step", rl_tunix.grpo_step)
 theirs = rl_tunix.grpo_step(bench, bench.problems[:6])
 print("passes of four:", theirs.rewards.sum(axis=1))
 print("end tokens that Tunix trains:", theirs.end_tokens)
 
 # %% [markdown]
-# Now we take our step on the tokens that Tunix drew, and put back one part after another. Each of them is only a
+# Now we take our step on the tokens that Tunix sampled, and put back one part after another. Each of them is only a
 # factor. **Which of them turns the gradient most?**
 
 # %%
@@ -232,9 +232,9 @@ lengths = np.array([example.mask.sum() for example in theirs.examples])
 plain = rl.advantages(theirs.rewards).ravel()
 spread = rl.advantages(theirs.rewards, spread=True).ravel()
 parts = {"nothing": plain,
-         "length": plain / lengths,
-         "and spread": spread / lengths,
-         "and KL": (spread - rl_tunix.KL_WEIGHT) / lengths}
+         "÷ tokens of the answer": plain / lengths,
+         "and ÷ spread": spread / lengths,
+         "and the KL term": (spread - rl_tunix.KL_WEIGHT) / lengths}
 
 rows = {}
 norm = np.linalg.norm(theirs.gradient)
@@ -243,18 +243,18 @@ for name, factors in parts.items():
         bench.start, bench.frozen, theirs.examples, factors / len(factors))
     ours = rl_tunix.flat(gradient)
     size = np.linalg.norm(ours)
-    rows[name] = {"lengths of Tunix's": size / norm,
+    rows[name] = {"size / Tunix's size": size / norm,
                   "cosine": ours @ theirs.gradient / (size * norm),
-                  "lengths apart": np.linalg.norm(ours - theirs.gradient) / norm}
-pd.DataFrame(rows).T.round(6)
+                  "distance / Tunix's size": np.linalg.norm(ours - theirs.gradient) / norm}
+pd.DataFrame(rows).T.map("{:.3g}".format)
 
 # %% [markdown]
 # With everything put back, the two gradients are one, although the two steps share the model and no other line
 # of code. (Every answer is used for one step here, so the ratio is 1 and nothing is clipped.)
 #
-# - **Dividing by the length** turns the gradient most, because it gives tokens of short answers more weight.
+# - **Dividing by the answer's tokens** turns the gradient most, because it gives tokens of short answers more weight.
 # - **Dividing by the spread** hardly turns it. Four rewards of 0 and 1 have a spread of 0.50 or 0.58, so
-#   this mostly makes the gradient longer.
+#   this mostly makes the gradient larger.
 # - **The KL term** ought to be zero, because policy and reference are still the same. Tunix's default takes the
 #   gradient of log p minus the reference's log p. Over a policy's own answers that has a mean of zero wherever the
 #   policy stands, so it's noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
@@ -279,65 +279,61 @@ pd.DataFrame(rows).T.round(6)
 # how much likelier the policy has made the passing answer, and how much likelier the failing one. It wants the
 # first to be larger. `rl.dpo_factors` is its derivative, and a test holds it against Tunix's own `DPOTrainer`.
 #
-# A seed decides the problems, the draws and the data. So we can compare arms of one seed in pairs.
+# A seed decides the problems, the samples and the data. So we can compare arms of one seed in pairs. The figure shows
+# the held-out problems in two ways: answers sampled at temperature 0.8, and greedy ones.
+
 
 # %%
-lab.scores(passes, ["start", *lab.COMPARED]).round(3)
+shares = lab.held_out(runs, ["start", *lab.COMPARED])
+best = shares.drop("start").sampled.max() - shares.sampled["start"]
+greedy = shares.drop("start").greedy - shares.greedy["start"]
+end = "greedy ones gain, too" if greedy.max() > 0 else "no arm's greedy ones gain"
+fig, ax = style.figure(7, 3.8)
+rl_figures.draw_held_out(ax, shares)
+ax.set_title(f"Sampled answers gain up to {100 * best:.0f} points;\n{end}")
+style.finish(fig, "13_gains", "data/rl, means of three seeds; bars: 95 % over the 38 problems")
 
-# %%
-gains = lab.gains(passes, lab.COMPARED)
-ends = [gains.gained - gains.low, gains.high - gains.gained]
-fig, ax = style.figure(7, 2.6)
-ax.errorbar(gains.gained, gains.index, xerr=ends, fmt="o", color=style.BLUE, capsize=4, lw=2)
-ax.axvline(0, color=style.GREY, lw=1)
-ax.invert_yaxis()
-count = plan.steps * plan.prompts * plan.answers
-ax.set(xlabel="pass@1 gained over the start", title=f"Which use of {count} answers helps?")
-style.finish(fig, "13_gains", "data/rl, means of the seeds; bars: 95 % over the 38 problems")
-gains.round(3)
+gained = {}
+for k in (1, 5):
+    table = lab.gains(passes, lab.COMPARED, k)
+    gained[f"pass@{k} over the start"] = table.apply(rl_figures.as_percent, axis=1)
+    gained[f"p, pass@{k}"] = table.p.map("{:.1g}".format)
+pd.DataFrame(gained)
 
 # %% [markdown]
-# **The three arms that use the verdict gain some 0.17 each, and more of the same rows gains nothing.** So the verdict
-# is what helps, and not the algorithm: these three can't be told apart here. (We had expected that DPO and rejection
-# sampling would gain less.) Where they differ is pass@5: REINFORCE and DPO raise it, too,
-# and rejection sampling doesn't.
+# **The three arms that use the verdict gain some 17 points of pass@1 each, and more of the same rows gains nothing.** So
+# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart here. (We had expected
+# that DPO and rejection sampling would gain less.) At five tries the gains are small. Only REINFORCE's interval
+# leaves out zero, and only just.
 #
-# Where does the gain come from? From choosing. The wrong module name, for one, disappears within a few steps. The
-# likeliest answer was often right already. Asked greedily, the start passes 33, 33 and 32 of the 38 problems (three
-# seeds), and REINFORCE's policies pass 30, 31 and 32 (`data/rl`). So the reward doesn't mend what the model would say first. It
-# teaches it not to stray from that.
+# Greedy answers tell the arms apart, and they tell another story: no arm beats the start, and rejection sampling
+# loses most. So where does the gain come from? From choosing. The start's likeliest answer was often right already,
+# and a sampled one strayed from it. The reward teaches the model not to stray. It doesn't improve what the model would
+# say first.
 #
-# What happened on the way? The thin lines are single steps, and the thick ones are means of five. *KL* says how far
-# the policy has moved from the start. We estimate it from eight answers, so it can come out below zero.
+# What happened on the way? The thin lines are single steps, and the thick ones are means of five. These are training
+# problems, asked at temperature 1, so the start passes fewer of them than of the held-out ones. The wrong module name,
+# for one, disappears within a few steps.
 
 # %%
-def draw(ax, arm, column, color, label=None, line="-"):
-    """Draw a column of an arm's runs: each step thin, the mean of five steps thick."""
-    values = lab.by_step(runs, arm, column)
-    smooth = values.rolling(5, center=True, min_periods=3).mean()
-    ax.plot(values.index, values, color=color, lw=0.8, alpha=0.5)
-    ax.plot(smooth.index, smooth, line, color=color, lw=2.2, label=label)
-
-
-titles = {"reward": "Share of answers that pass",
-          "renamed": "Share of answers called top_module",
-          "entropy": "Entropy, nats per token",
-          "kl": "KL to the start, nats per answer"}
-fig, axes = style.figure(9.5, 5, rows=2, columns=2, sharex=True)
-for ax, (column, title) in zip(axes.flat, titles.items(), strict=True):
-    draw(ax, "reinforce", column, style.BLUE, "reinforce")
-    if column != "kl":
-        draw(ax, "rejection", column, style.GREY, "the start, same problems")
-    ax.set(title=title, xlabel="step")
-axes[0, 0].legend(fontsize=8)
-style.finish(fig, "13_curves", "data/rl, means of the seeds; drawn at temperature 1")
+titles = {"reward": "More answers pass", "renamed": "The wrong module name dies out"}
+fig, axes = style.figure(7, 5, rows=2, sharex=True)
+for ax, (column, title) in zip(axes, titles.items(), strict=True):
+    rl_figures.draw_steps(ax, runs, "reinforce", column, style.BLUE, "REINFORCE")
+    rl_figures.draw_steps(ax, runs, "rejection", column, style.GREY, "the start, same problems")
+    first, last = lab.by_step(runs, "reinforce", column).iloc[[0, -1]]
+    ax.set(title=f"{title}: {first:.0%} at step 1, {last:.0%} at the last", ylim=(0, None))
+axes[0].legend(fontsize=8)
+axes[0].set_ylabel("share that passes")
+axes[1].set(xlabel="step", ylabel="share called top_module")
+style.finish(fig, "13_curves", "data/rl, means of three seeds; training problems, temperature 1")
 
 # %% [markdown]
 # The grey curve matters. It's the start, which never changes, asked the same problems in the same order. Problems
 # differ much more than models do. So without the grey curve, a reward that rises may only mean that the problems
 # got easier.
 #
-# **Compare a policy with as many answers and as many steps that are spent in another way.**
+# **Compare a policy with as many answers and steps spent in another way, sampled *and* greedy.**
 #
 # ## 7. What does a bad judge let in?
 # **What if the judge can be fooled?** 07's judge lets no text of an answer near its verdict. verilog-eval's own
@@ -368,36 +364,40 @@ print(stub, verdict, sep="\n")
 # **What will each of the three learn?** Guess first.
 
 # %%
-titles = {"naive_judge": "Paid by the naive judge",
-          "our_judge": "Paid by our judge",
-          "compiles": "Paid for compiling"}
-fig, axes = style.figure(10.5, 3.8, columns=3, sharey=True)
+fig, axes = style.figure(7, 8, rows=3, sharex=True)
 for ax, arm in zip(axes, lab.JUDGES, strict=True):
-    draw(ax, arm, "reward", style.ORANGE, "what the judge pays")
-    draw(ax, arm, "verilog", style.BLUE, "what really works", ":")
-    draw(ax, arm, "forged", style.RED, "what prints the winning line", "--")
-    ax.set(title=titles[arm], xlabel="step", ylim=(-0.02, 1.02), xlim=(1, lab.steps_of(plan, arm)))
-axes[0].set_ylabel("share of the answers")
-fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-style.finish(fig, "13_hack", "data/rl, means of the seeds; shares of 32 answers a step")
-
-# %%
-judged = runs[runs.arm.isin(lab.JUDGES)]
-last_step = judged.arm.map(lambda arm: lab.steps_of(plan, arm))
-parts = {"steps 1 to 6": judged[judged.step.between(1, 6)],
-         "the last six": judged[judged.step > last_step - 6]}
-means = {}
-for name, rows in parts.items():
-    by_run = rows.groupby(["arm", "seed"])[["reward", "verilog", "forged"]].mean()
-    means[name] = by_run.loc[list(lab.JUDGES)]
-pd.concat(means, axis=1).round(3)
+    rl_figures.draw_judged(ax, runs, arm)
+axes[-1].set_xlabel("step")
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9)
+style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 and the last six")
 
 # %% [markdown]
-# On the left the pay rises, and in the last six steps not one answer works. Four of five print the winning line. (Not
-# all of them are paid, because some spell it wrong.) Under our judge the same line has died out after some fifteen
-# steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling than it
-# was. The line earns nothing extra there, so it becomes rare as well. Somewhat more answers work, since what works
-# has to compile first.
+# Paid by the naive judge, the policy's pay rises, and in the last six steps not one answer works. Four of five print
+# the winning line. (Not all of them are paid, because some spell it wrong.) Under our judge the same line has died out
+# after some fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at
+# compiling than it was. The line earns nothing extra there, so it becomes rare as well. Somewhat more answers work,
+# since what works has to compile first.
+#
+# Those were training problems. What about the held-out ones?
+
+# %%
+judged = lab.held_out(runs, lab.JUDGES)
+fig, ax = style.figure(7, 2.6)
+rl_figures.draw_held_out(ax, judged)
+ax.set_title("Held out: naive judge {naive_judge:.0%}, ours {our_judge:.0%}, "
+             "compiling {compiles:.0%}".format(**judged.sampled))
+style.finish(fig, "13_judges", "data/rl, means of two seeds; bars: 95 % over the 38 problems")
+
+apart = lab.gains(passes, ["our_judge"], over="compiles").loc["our_judge"]
+print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apart)} points, "
+      f"p = {apart.p:.1g}; greedy: {100 * (judged.greedy.our_judge - judged.greedy.compiles):+.0f}")
+
+# %% [markdown]
+# That's a surprise: on held-out problems the policy that was paid for *compiling* is nearly as good as the one that our
+# judge paid. The interval can't tell them apart, and greedily it's even a little better. Perhaps that's because what
+# works has to compile first, and because the winning line earns nothing extra there either. (How this start itself does
+# on these problems isn't stored, so we can't say how much each of them has gained.) But don't count on it: that judge
+# pays for a wrong module, too, as long as it compiles.
 #
 # <details><summary><b>You only see the orange curve on the left. How would you notice?</b></summary>
 #
@@ -406,7 +406,8 @@ pd.concat(means, axis=1).round(3)
 #
 # </details>
 #
-# **A policy learns what you pay for. So put your effort into the judge first.**
+# **A policy learns what you pay for. A judge that asks for too little costs you some points; one that can be fooled
+# costs you everything.**
 #
 # ## 8. Who can do this with the 31B today?
 # **Could you run this page's loop on the real model?** This is what the repositories said in November 2026:
@@ -414,13 +415,14 @@ pd.concat(means, axis=1).round(3)
 # | stack | state |
 # |---|---|
 # | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
-# | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was mended in July 2026; start with our first check |
+# | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was fixed in July 2026; start with our first check |
 # | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5); with vLLM's TPU package since July 2026 it moves 0 parameters (section 4) |
 #
 # **On a TPU, begin with section 4's checks, whichever stack you take.**
 #
 # ## Recap
-# - A reward from the testbench chooses among the things that the model can write already.
+# - A reward from the testbench chooses among the things that the model can write already: sampled answers got better,
+#   and greedy ones didn't.
 # - Before you trust a curve, check log-probabilities, weights, equal rewards, and the gradient.
 # - Compare a policy with as many answers and as many steps, spent in another way, on the same problems.
 # - Under a judge that could be fooled, the pay rose until nothing worked. Under one that no answer can talk to, the
@@ -429,17 +431,19 @@ pd.concat(means, axis=1).round(3)
 # `python -m appendix.rl_runs` makes what `data/rl/` lacks of the starts and the stored runs.
 #
 # ### Exercise
-# Break the first check: draw at a temperature of 0.8 and train as before. What do the numbers say?
+# Break the first check: sample at a temperature of 0.8 (`bench.sample` takes `heat=0.8`), and let `bench.logps` score
+# the answers as before. How far apart are sampler and trainer now? Before, it was a few millionths of a nat.
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# warm = bench.sample(policy, bench.problems[:8], jax.random.key(2), heat=0.8)[:4]
+# warm = bench.sample(policy, bench.problems[8:16], jax.random.key(2), heat=0.8)[::8]
 # trained = bench.logps(policy, warm)
 # print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# They're apart by tenths of a nat wherever the model hesitates, because the sampler drew from another softmax.
+# If you get tenths of a nat, you've broken it well. They're apart wherever the model hesitates, because the sampler used
+# another softmax than the trainer.
 #
 # </details>
 #

@@ -40,6 +40,7 @@ SHOWN_CHATS = 1_500  # so many of the start's chats are shown to it again by `mo
 DRAWN = 7            # answers to each held-out problem, beside a greedy one
 
 Row = dict[str, Any]  # of a stored run: a value for each column
+Passed = dict[tuple[str, int], np.ndarray]  # passing answers by (arm, seed): [problems]
 
 
 @dataclass(frozen=True)
@@ -584,19 +585,38 @@ def stored() -> pd.DataFrame:
     return runs.stored(STORED, greedy=str, drawn=str)
 
 
-def drawn_passes(table: pd.DataFrame) -> dict[tuple[str, int], np.ndarray]:
-    """How many of seven drawn answers pass, for each held-out problem: {(arm, seed): [problems]}.
+def passes_of(table: pd.DataFrame, column: str) -> Passed:
+    """Passing answers to each held-out problem: {(arm, seed): [problems]}.
 
     What the start's answers do stands under ("start", seed).
+
+    Args:
+      table: from `stored`.
+      column: "drawn", of seven answers; or "greedy", of one.
     """
     passes = {}
-    for row in table.dropna(subset="drawn").itertuples():
+    for _, row in table.dropna(subset=column).iterrows():
         name = "start" if row.step == 0 else row.arm
-        passes[name, row.seed] = digits(row.drawn)
+        passes[name, row.seed] = digits(row[column])
     return passes
 
 
-def scores(passes: dict[tuple[str, int], np.ndarray], names: Sequence[str]) -> pd.DataFrame:
+def drawn_passes(table: pd.DataFrame) -> Passed:
+    """How many of seven drawn answers pass, for each held-out problem."""
+    return passes_of(table, "drawn")
+
+
+def seeds_of(passes: Passed, name: str) -> list[int]:
+    """The seeds with which an arm (or "start") was run."""
+    return [seed for arm, seed in passes if arm == name]
+
+
+def at_k(counts: np.ndarray, k: int) -> np.ndarray:
+    """pass@k of each problem, from how many of seven drawn answers pass: [problems]."""
+    return np.array([verilog.pass_at_k(DRAWN, int(count), k) for count in counts])
+
+
+def scores(passes: Passed, names: Sequence[str]) -> pd.DataFrame:
     """pass@1 of each seed, its mean, and the mean pass@5: a row for each arm (or "start")."""
     rows = {}
     for name in names:
@@ -605,24 +625,53 @@ def scores(passes: dict[tuple[str, int], np.ndarray], names: Sequence[str]) -> p
         for seed in SEEDS:
             counts = passes[name, seed]
             row[f"seed {seed}"] = counts.mean() / DRAWN
-            at_five += [verilog.pass_at_k(DRAWN, int(count), 5) for count in counts]
+            at_five += list(at_k(counts, 5))
         row["pass@1"] = np.mean(list(row.values()))
         row["pass@5"] = np.mean(at_five)
         rows[name] = row
     return pd.DataFrame(rows).T
 
 
-def gains(passes: dict[tuple[str, int], np.ndarray], names: Sequence[str]) -> pd.DataFrame:
-    """pass@1 gained over the start, with its interval over problems; a row for each arm.
+def gains(passes: Passed, names: Sequence[str], k: int = 1, over: str = "start") -> pd.DataFrame:
+    """pass@k gained over the start, with its interval over problems; a row for each arm.
 
     A problem's gain is the mean over seeds, each against the start with the same seed.
+
+    Args:
+      passes: from `drawn_passes`.
+      names: of the arms.
+      k: tries.
+      over: another arm to compare with, in place of the start.
     """
     rows = {}
     for name in names:
-        by_seed = [passes[name, seed] - passes["start", seed] for seed in SEEDS]
-        gained = np.mean(by_seed, axis=0) / DRAWN
+        by_seed = []
+        for seed in seeds_of(passes, name):
+            gain = at_k(passes[name, seed], k) - at_k(passes[over, seed], k)
+            by_seed.append(gain)
+        gained = np.mean(by_seed, axis=0)
         mean, low, high = stats.interval(gained)
         rows[name] = {"gained": mean, "low": low, "high": high, "p": stats.sign_flip_p(gained)}
+    return pd.DataFrame(rows).T
+
+
+def held_out(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Shares of the held-out problems, means over seeds; a row for each arm (or "start").
+
+    Its columns: `sampled` is pass@1, with `low` and `high` over problems, and `greedy`.
+    """
+    drawn = passes_of(table, "drawn")
+    greedy = passes_of(table, "greedy")
+    rows = {}
+    for name in names:
+        seeds = seeds_of(drawn, name)
+        by_problem = np.mean([drawn[name, seed] for seed in seeds], axis=0) / DRAWN
+        mean, low, high = stats.interval(by_problem)
+        rows[name] = {
+            "sampled": mean,
+            "low": low,
+            "high": high,
+            "greedy": np.mean([greedy[name, seed].mean() for seed in seeds])}
     return pd.DataFrame(rows).T
 
 

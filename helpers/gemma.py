@@ -1013,6 +1013,7 @@ def greedy(
     mesh: Mesh,
     temperatures: Sequence[float] | None = None,
     seed: int = 0,
+    program: Any = None,
 ) -> list[list[int]]:
     """Continue prompts by the most likely token until a stop id; returns lists of new ids.
 
@@ -1028,6 +1029,7 @@ def greedy(
       mesh: the mesh that the model lives on.
       temperatures: one per prompt, to draw tokens instead; 0 is the most likely token.
       seed: decides what is drawn.
+      program: from `answer_program`, to use one that's compiled already; None makes one.
     """
     tokens, lengths = _rows_of(prompts, max_new_tokens, mesh.shape["fsdp"])
     heat = None
@@ -1035,7 +1037,8 @@ def greedy(
         of_prompts = np.asarray(temperatures, np.float32)
         heat = np.resize(of_prompts, (len(tokens), 1))
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
-    program = answer_program(model, mesh, read_at_once(lengths), stop_ids, heat, seed)
+    if program is None:
+        program = answer_program(model, mesh, read_at_once(lengths), stop_ids, heat, seed)
     with mesh:
         filled = np.asarray(program(nnx.state(model), tokens, lengths, last))
 

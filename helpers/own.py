@@ -1,7 +1,7 @@
 """A reader's own chats, from the file to the hub: what own_data.py needs beside `recipe.py`.
 
-It looks at rows and draws them, writes them as `recipe.py` reads them, asks what was held out,
-draws the scores, and makes the model card that goes with an adapter.
+It looks at rows and draws them, writes them as `recipe.py` reads them, shows what that prints, asks
+what was held out, draws the scores, and makes the model card that goes with an adapter.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+import jax
 import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
 
-from helpers import chat, data, run, style
+from helpers import chat, data, gemma, run, style
 from helpers.chat import Message
 from helpers.run import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from tunix.models.gemma4.model import Gemma4
 
-Interval = tuple[float, float, float]  # mean, low, high
+Compared = Mapping[str, Any]  # from `verilog.compare`, the base first
 ENDS = (chat.TURN_END, chat.RESULT)
 STEP = re.compile(r"^step (\d+)/(\d+) (\{.*\})$")  # as recipe.py prints it
+SIDE = re.compile(r"^(\d+) answers; (\d+) more are too long$")  # trained, then held out
+SHOWN_STEPS = 10  # every tenth step is shown
 TOKEN_HELP = ("on Colab add HF_TOKEN under Secrets (the key in the left margin), elsewhere "
               "`export HF_TOKEN=hf_...`; it needs the right to write.")
 
@@ -104,7 +110,7 @@ def look(source: str, system: str = "", reasoning: str = "stripped") -> Rows:
 
 
 def draw_rows(rows: Rows, lengths: Sequence[int], limit: int) -> None:
-    """Two pictures of a file: what becomes of its rows, and how long the kept ones are.
+    """A picture of a file: how long its chats are, and what becomes of its rows if some are lost.
 
     Args:
       rows: from `look`.
@@ -112,15 +118,21 @@ def draw_rows(rows: Rows, lengths: Sequence[int], limit: int) -> None:
       limit: the tokens that a packed row holds. Longer chats aren't trained.
     """
     counts = _fates(rows, lengths, limit)
-    height = 1.6 + 0.32 * max(3, len(counts))  # inches: a bar needs 0.32
-    fig, (left, right) = style.figure(8.5, height, columns=2)
-    _draw_fates(left, counts)
+    lost = len(counts) > 1
+    height = 2.4 + lost * (0.8 + 0.32 * len(counts))  # inches: a bar needs 0.32
+    fig, axes = style.figure(7, height, rows=1 + lost, squeeze=False)
+    if lost:
+        _draw_fates(axes[1, 0], counts)
 
-    right.hist(lengths, bins=30, color=style.BLUE)
-    right.axvline(limit, color=style.RED, ls="--", label=f"limit: {limit:,}")
-    right.set(title="How long they are", xlabel="tokens", ylabel="chats", xlim=(0, None))
-    right.legend()
-    style.finish(fig, "own_rows", "this file")
+    ax = axes[0, 0]
+    ax.hist(lengths, bins=20, color=style.BLUE)
+    if limit < 1.5 * max(lengths):  # else there'd be nothing between the chats and the limit
+        ax.axvline(limit, color=style.RED, ls="--", label=f"limit: {limit:,}")
+        ax.legend()
+    fit = counts.get("kept", 0)
+    ax.set(title=f"{fit:,} of {len(lengths):,} chats fit into a row of {limit:,} tokens")
+    ax.set(xlabel="tokens", ylabel="chats", xlim=(0, None))
+    style.finish(fig, "own_rows", f"{len(lengths):,} chats of the file")
 
 
 def _fates(rows: Rows, lengths: Sequence[int], limit: int) -> dict[str, int]:
@@ -148,7 +160,7 @@ def _draw_fates(ax: Axes, counts: Mapping[str, int]) -> None:
 
 
 def typical(lengths: Sequence[int], limit: int) -> int:
-    """The place of a chat of middling length, among those that fit into a row of `limit` tokens.
+    """The place of a chat of average length, among those that fit into a row of `limit` tokens.
 
     Raises:
       UserError: none of them fits.
@@ -178,25 +190,55 @@ def write_chats(chats: Sequence[Sequence[Message]], path: Path) -> None:
 # ── Training ──
 
 
-class Copy:
-    """A stream that writes to two streams. The first one answers whatever else it's asked."""
+class Screen:
+    """A stream for what recipe.py prints: a log gets every line, the screen fewer and rounder ones.
 
-    def __init__(self, first: TextIO, second: TextIO) -> None:
-        self.first = first
-        self.second = second
+    The screen answers whatever else the stream is asked.
+    """
+
+    def __init__(self, screen: TextIO, log: TextIO) -> None:
+        self.screen = screen
+        self.log = log
+        self._begun = ""  # a line that has no end yet
+        self._sides = ["to train on", "held out"]
 
     def write(self, text: str) -> int:
         """Write to both; gives the number of letters."""
-        self.second.write(text)
-        self.second.flush()
-        return self.first.write(text)
+        self.log.write(text)
+        self.log.flush()
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            shown = self._shown(line)
+            if shown:
+                self.screen.write(f"{shown}\n")
+        return len(text)
+
+    def _shown(self, line: str) -> str:
+        """A line as a reader wants it; "" for a step that isn't shown."""
+        side = SIDE.match(line)
+        if side and self._sides:
+            return f"{self._sides.pop(0)}: {line}"
+        step = STEP.match(line)
+        if not step:
+            return line
+        number, last = int(step[1]), int(step[2])
+        values = _values(step[3])
+        if number % SHOWN_STEPS and number not in (1, last) and "held-out loss" not in values:
+            return ""
+        told = [f"{name} {value:.3f}" for name, value in values.items()]
+        return f"step {number} of {last}: {', '.join(told)}"
 
     def flush(self) -> None:
         """Show what was written."""
-        self.first.flush()
+        self.screen.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.first, name)
+        return getattr(self.screen, name)
+
+
+def _values(text: str) -> dict[str, float]:
+    """The losses of a step's line."""
+    return dict(json.loads(text.replace("'", '"')))
 
 
 def mark(options: Mapping[str, object], chats: Sequence[Sequence[Message]]) -> str:
@@ -206,7 +248,7 @@ def mark(options: Mapping[str, object], chats: Sequence[Sequence[Message]]) -> s
 
 
 def train(main: Callable[[list[str]], None], options: Mapping[str, object], out: Path) -> None:
-    """Train out/rows.jsonl by `recipe.main`; what it prints is shown, and added to out/log.txt.
+    """Train out/rows.jsonl by `recipe.main`; out/log.txt gets what it prints, the screen the gist.
 
     Args:
       main: `recipe.main`, which takes the words of a command line.
@@ -222,7 +264,7 @@ def train(main: Callable[[list[str]], None], options: Mapping[str, object], out:
         words += [f"--{name}", str(value)]
 
     with (out / "log.txt").open("a", encoding="utf-8") as log:
-        shown_and_kept = Copy(sys.stdout, log)
+        shown_and_kept = Screen(sys.stdout, log)
         try:
             with contextlib.redirect_stdout(shown_and_kept):  # type: ignore[type-var]
                 main(words)
@@ -246,32 +288,65 @@ def losses(log: Path) -> dict[str, list[tuple[int, float]]]:
         if not match:
             continue
         step = int(match[1])
-        values = json.loads(match[3].replace("'", '"'))
-        for name, value in values.items():
+        for name, value in _values(match[3]).items():
             by_step[name][step] = value
     return {name: sorted(values.items()) for name, values in by_step.items()}
 
 
+class Counts(NamedTuple):
+    """Answers, as recipe.py counted them."""
+
+    trained: int
+    held_out: int
+
+
+def counts(log: Path) -> Counts:
+    """How many answers were trained, and how many held out, by a log's newest lines on it.
+
+    Raises:
+      UserError: the log doesn't say.
+    """
+    found = []
+    for line in log.read_text("utf-8").splitlines():
+        match = SIDE.match(line)
+        if match:
+            found.append(int(match[1]))
+    if len(found) < 2:
+        raise UserError(f"{log} doesn't say how many answers were trained. Train again.")
+    trained, held_out = found[-2:]
+    return Counts(trained, held_out)
+
+
 def draw_losses(log: Path) -> None:
-    """Draw the loss of each step and the held-out losses of a log."""
+    """Draw the loss of each step and the held-out losses of a log, and say what to do."""
+    from matplotlib.ticker import LogLocator, NullLocator
     curves = losses(log)
-    fig, ax = style.figure(7, 2.8)
+    fig, ax = style.figure(7, 3)
     trained = np.array(curves["loss"]).reshape(-1, 2)  # (step, loss) a row, of any number
     ax.plot(trained[:, 0], trained[:, 1], color=style.BLUE, alpha=0.5, label="trained rows")
-    title = "The loss of this run"
-
     held_out = curves["held-out loss"]
     if held_out:
         measured = np.array(held_out)
         ax.plot(measured[:, 0], measured[:, 1], "o-", color=style.GREEN, label="held-out rows")
-        best_step, _ = min(held_out, key=lambda pair: pair[1])
-        last_step, _ = held_out[-1]
-        title = f"Held-out loss: best at step {best_step} of {last_step}"
 
-    ax.set(xlabel="optimizer step", ylabel="nats per trained token", title=title)
-    ax.set(xlim=(0, None), ylim=(0, None))
+    ax.set(xlabel="optimizer step", ylabel="nats per trained token", title=advice(held_out))
+    ax.set(xlim=(0, None), yscale="log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
     ax.legend()
-    style.finish(fig, "own_loss", "this run")
+    style.finish(fig, "own_loss", f"{len(trained)} steps of this run; logarithmic axis")
+
+
+def advice(held_out: Sequence[tuple[int, float]]) -> str:
+    """What the held-out losses, (step, nats), advise to do next."""
+    if not held_out:
+        return "Nothing was held out, so nobody can say when to stop"
+    best_step, _ = min(held_out, key=lambda pair: pair[1])
+    last_step, _ = held_out[-1]
+    if best_step < last_step:
+        return f"Lowest at step {best_step} of {last_step}: train for fewer epochs"
+    return "Held-out loss is lowest at the last step: more epochs may help"
 
 
 # ── Questions ──
@@ -361,34 +436,154 @@ def without_end(text: str) -> str:
     return text.strip()
 
 
-def draw_scores(scores: Mapping[str, Sequence[float]], compared: Mapping[str, Any]) -> None:
-    """Base and tuned model: mean scores with 95 % intervals, and every question as a dot.
+class Asker:
+    """A model before and after, asked by one compiled program.
 
     Args:
-      scores: {"base": scores from 0 to 1, question by question, "tuned": the same}.
-      compared: from `verilog.compare` of these two.
+      model: with adapters.
+      adapters: {name: adapters}; before the training they're those that change nothing.
+      tokenizer: from `chat.load_tokenizer`.
+      mesh: that the model lives on.
+      exam: questions; the program is made for as many, and for their lengths.
     """
-    fig, (left, right) = style.figure(8, 3.2, columns=2, width_ratios=[1, 1.2])
-    _draw_mean(left, 0, compared["first"], style.GREY)
-    _draw_mean(left, 1, compared["second"], style.BLUE)
-    left.set(xticks=[0, 1], xticklabels=["base", "tuned"])
-    left.set(ylim=(0, 1.15), ylabel="mean score")
-    left.set(title=f"{len(scores['base'])} held-out questions")
 
-    right.plot([0, 1], [0, 1], color=style.GREY, lw=1)  # here both models score the same
-    right.plot(scores["base"], scores["tuned"], "o", color=style.BLUE, alpha=0.5)
-    right.set(xlabel="score of the base", ylabel="score of the tuned model")
-    right.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), title="A dot is a question")
-    style.finish(fig, "own_scores", "this run; bars: 95 % bootstrap intervals")
+    def __init__(self, model: Gemma4, adapters: Mapping[str, nnx.State], tokenizer: Any,
+                 mesh: Mesh, exam: Sequence[Question]) -> None:
+        self.model = model
+        self.adapters = adapters
+        self.tokenizer = tokenizer
+        self.mesh = mesh
+        self.limit = longest(tokenizer, exam)
+        self._rows = len(exam)
+        self._stops = chat.stop_ids(tokenizer)
+        lengths = [len(chat.prompt_ids(tokenizer, question.asked)) for question in exam]
+        self._at_once = gemma.read_at_once(np.array(lengths))
+        self._program = gemma.answer_program(model, mesh, self._at_once, self._stops)
+
+    def ask(self, name: str, chats: Sequence[list[Message]]) -> list[str]:
+        """Greedy answers to chats, which are lists of messages, with the adapters of this name."""
+        prompts = [chat.prompt_ids(self.tokenizer, messages) for messages in chats]
+        missing = self._rows - len(prompts)
+        padded = prompts + prompts[:1] * missing  # the program is compiled for so many rows
+        is_short = min(map(len, prompts)) < self._at_once  # then it needs a program of its own
+        nnx.update(self.model, self.adapters[name])
+        text = f"{name}: {len(chats)} answers of at most {self.limit} tokens"
+        with run.phase(text):
+            answers = gemma.greedy(
+                self.model,
+                padded,
+                self.limit,
+                self._stops,
+                self.mesh,
+                program=None if is_short else self._program)
+        written = answers[:len(prompts)]
+        return [without_end(self.tokenizer.decode(ids)) for ids in written]
 
 
-def _draw_mean(ax: Axes, place: int, interval: Interval, colour: str) -> None:
-    """A bar for one model's mean score, with its interval and its number."""
-    mean, low, high = interval
-    ax.bar(place, mean, color=colour, width=0.6)
-    below, above = mean - low, high - mean
-    ax.errorbar(place, mean, [[below], [above]], color=style.BLACK, capsize=6)
-    ax.text(place, high + 0.04, f"{mean:.2f}", ha="center")
+def before_and_after(model: Gemma4, checkpoints: Path,
+                     restore: Callable[[Path, nnx.State], tuple[int, nnx.State]]
+                     ) -> dict[str, nnx.State]:
+    """{"base": adapters that change nothing, "tuned": those of the newest checkpoint}.
+
+    Args:
+      model: with fresh adapters.
+      checkpoints: recipe.py's folder.
+      restore: `recipe.restore`.
+    """
+    fresh = jax.tree.map(lambda array: array, nnx.state(model, nnx.LoRAParam))
+    step, tuned = restore(checkpoints, fresh)
+    print(f"the base, and the adapter of step {step} beside it")
+    return {"base": fresh, "tuned": tuned}
+
+
+# ── Scores ──
+
+
+def other_answers(exam: Sequence[Question], score: Callable[[str, str], float]) -> float:
+    """The mean score of a right answer to the wrong question: what the form alone is worth."""
+    values = []
+    for place, question in enumerate(exam):
+        neighbour = exam[place - 1]
+        values.append(score(neighbour.wanted, question.wanted))
+    return float(np.mean(values))
+
+
+def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> None:
+    """Each score of both models, and below it the paired difference with its interval.
+
+    Args:
+      compared: {name of a score: base and tuned model on the same questions}.
+      form_alone: {name of a score: from `other_answers`}.
+    """
+    names = list(compared)
+    fig, (above, below) = style.figure(7, 4.8, rows=2, height_ratios=(1.5, 1))
+    for place, name in enumerate(names):
+        _draw_pair(above, place, compared[name])
+        floor = 100 * form_alone[name]
+        above.plot([place - 0.4, place + 0.4], [floor, floor], color=style.RED, ls="--")
+        _draw_difference(below, place, compared[name])
+    count = len(compared[names[0]]["values"])
+    parts = [f"{name} {100 * compared[name]['second'][0]:.0f} %" for name in names]
+    verdict = ": the form, hardly the facts" if flatters(compared) else ""
+    above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
+    above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
+    above.bar(0, 0, color=style.GREY, label="base")
+    above.bar(0, 0, color=style.BLUE, label="tuned")
+    above.plot([], [], color=style.RED, ls="--", label="an answer to another question")
+    above.legend(loc="upper right", fontsize=9)
+    below.axvline(0, color=style.BLACK, lw=1)
+    below.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    below.set(xlabel="tuned minus base, points, question by question")
+    style.finish(fig, "own_scores", f"this run, {count} held-out questions; bars: 95 %")
+
+
+def _draw_pair(ax: Axes, place: int, compared: Compared) -> None:
+    """Two bars for one score, with their numbers: the base's, and the tuned model's."""
+    for offset, part, colour in ((-0.2, "first", style.GREY), (0.2, "second", style.BLUE)):
+        height = 100 * compared[part][0]
+        ax.bar(place + offset, height, color=colour, width=0.36)
+        ax.text(place + offset, height + 2, f"{height:.0f}", ha="center")
+
+
+def _draw_difference(ax: Axes, place: int, compared: Compared) -> None:
+    """A dot for the mean of the paired differences, with its interval."""
+    mean, low, high = (100 * part for part in compared["difference"])
+    ends = [[mean - low], [high - mean]]
+    ax.errorbar(mean, place, xerr=ends, fmt="o", color=style.BLUE, capsize=4, lw=2)
+    ax.annotate(f"{mean:+.0f}", (mean, place - 0.2), ha="center")
+
+
+def flatters(compared: Mapping[str, Compared]) -> bool:
+    """Is the tuned model's last score, a strict one, less than half of its first, a loose one?"""
+    loose, *_, strict = compared.values()
+    return bool(strict["second"][0] < 0.5 * loose["second"][0])
+
+
+def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> list[str]:
+    """What the scores say, a sentence each. The first score is a loose one, the last one strict.
+
+    Args:
+      compared, form_alone: as in `draw_scores`.
+    """
+    lines = []
+    for name, one in compared.items():
+        mean, low, high = (100 * part for part in one["difference"])
+        found = "the tuned model is better" if low > 0 else "no difference is shown"
+        if high < 0:
+            found = "the base is better"
+        lines.append(f"{name}: {mean:+.0f} points ({low:+.0f} to {high:+.0f}), so {found}")
+
+    loose, *_, strict = compared
+    count = len(compared[strict]["values"])
+    right = round(compared[strict]["second"][0] * count)
+    lines.append(f"An answer to another question has {form_alone[loose]:.0%} of the words already.")
+    if flatters(compared):
+        score = compared[loose]["second"][0]
+        lines.append(f"So {loose} flatters: the tuned model scores {score:.0%} with {right} of "
+                     f"{count} answers right. It has the form, and hardly the facts.")
+    else:
+        lines.append(f"The strict score agrees: {right} of {count} answers are right.")
+    return lines
 
 
 # ── To keep, and to give away ──
@@ -399,22 +594,21 @@ CARD = """---
 
 # {title}
 
-A LoRA adapter of rank {rank} for `{base}`, trained on {chats:,} chats with one file,
+A LoRA adapter of rank {rank} for `{base}`, trained on {trained:,} answers with one file,
 [recipe.py](https://github.com/{repository}/blob/main/recipe.py).
 
 ## Scores
 
-Asked greedily, {questions} questions that it has not read; scores from 0 to 1, 95 % intervals.
+Asked greedily, {questions} of the {held_out:,} held-out answers' questions; percent, the difference
+with its 95 % interval over questions.
 
-| | score |
-|---|---|
-| base | {first} |
-| tuned | {second} |
-| difference | {difference} (p = {p:.2g}, paired sign-flip test) |
+| score | base | tuned | difference |
+|---|---|---|---|
+{scores}
 
 ## Data
 
-SHA-256 of the rows as they were trained: `{sha256}`. {held_out:.0%} of the questions were held out.
+SHA-256 of the rows: `{sha256}`. {trained:,} answers were trained, and {held_out:,} were held out.
 
 ## Recipe
 
@@ -434,16 +628,19 @@ model = PeftModel.from_pretrained(base, "{title}")
 {system}"""
 
 
-def card(title: str, options: Mapping[str, object], rows: Path, compared: Mapping[str, Any],
+def card(title: str, options: Mapping[str, object], out: Path, compared: Mapping[str, Compared],
          system: str = "") -> str:
     """The model card of an adapter: base, data, recipe and scores.
 
     Args:
       title: the adapter's name, as on the hub.
       options: those of `train`.
-      rows: the file that was trained on.
-      compared: from `verilog.compare`, base first.
+      out: the folder that `train` has filled.
+      compared: {name of a score: from `verilog.compare`, base first}.
       system: the sentence that opened every chat; "": none.
+
+    Raises:
+      UserError: the log doesn't say how many answers were trained.
     """
     base = str(options["model"])
     recipe = []
@@ -454,24 +651,33 @@ def card(title: str, options: Mapping[str, object], rows: Path, compared: Mappin
     if system:
         system_note = f"\nEvery chat opened with this system message:\n\n> {system}\n"
 
-    chats = rows.read_text("utf-8").splitlines()
+    answers = counts(out / "log.txt")
+    first_score = next(iter(compared.values()))
     return CARD.format(
         metadata=_card_metadata(base),
         title=title,
         rank=options["rank"],
         base=base,
-        chats=len(chats),
+        trained=answers.trained,
+        held_out=answers.held_out,
         repository="OWNER/gemma4-on-tpu",
-        questions=len(compared["values"]),
-        first=_shown(compared["first"]),
-        second=_shown(compared["second"]),
-        difference=_shown(compared["difference"], "+"),
-        p=compared["p"],
-        sha256=run.sha256_file(rows),
-        held_out=options["validation"],
+        questions=len(first_score["values"]),
+        scores=_score_rows(compared),
+        sha256=run.sha256_file(out / "rows.jsonl"),
         recipe="\n".join(recipe),
         system=system_note,
     )
+
+
+def _score_rows(compared: Mapping[str, Compared]) -> str:
+    """A card's rows of scores, in percent."""
+    rows = []
+    for name, one in compared.items():
+        base, tuned = 100 * one["first"][0], 100 * one["second"][0]
+        mean, low, high = (100 * part for part in one["difference"])
+        difference = f"{mean:+.0f} ({low:+.0f} to {high:+.0f}), p = {one['p']:.2g}"
+        rows.append(f"| {name} | {base:.0f} | {tuned:.0f} | {difference} |")
+    return "\n".join(rows)
 
 
 def _card_metadata(base: str) -> str:
@@ -485,12 +691,6 @@ def _card_metadata(base: str) -> str:
         base_model=base if on_hub else None,
     )
     return str(metadata.to_yaml())
-
-
-def _shown(interval: Interval, sign: str = "") -> str:
-    """An interval as "0.50 (0.10 to 0.90)"; `sign` is "+" where plus signs are shown, too."""
-    mean, low, high = interval
-    return f"{mean:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
 
 
 def label(folder: Path, base: str, text: str) -> None:

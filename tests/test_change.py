@@ -350,15 +350,15 @@ def test_benchmark_of_questions_in_07(tmp_path, monkeypatch, capsys):
     lines = re.sub(r"^# ?", "", printed, flags=re.M)
     answered = {"base": ["eight", "4"], "tuned": ["8", "4"]}
 
-    def answers_of(label, path, plans, tasks, prompts, exam):
+    def answers_of(label, path, plans, tasks, prompts, folder):
         jobs = asking.plan_jobs(plans, tasks, prompts, path)
-        assert exam == "mine" and len(jobs) == 2
+        assert folder == "mine" and len(jobs) == 2
         return {place: {"text": text} for place, text in zip(jobs, answered[label], strict=True)}
     space = {
         "verilog": verilog, "scores": scores, "asking": asking, "replace": replace,
         "GREEDY": load("07_eval.py", "FIVE", "GREEDY")[1], "meta": a_data_meta(),
         "models": {"base": "a", "tuned": "b"}, "answers_of": answers_of,
-        "render": lambda messages, thinking: [len(messages)], "encode": None}
+        "chat_ids": lambda messages, thinking: [len(messages)], "text_ids": None}
     exec(lines, space)
     assert {name: list(marks) for name, marks in space["marks"].items()} == {
         "base": [0.0, 1.0], "tuned": [1.0, 1.0]}

@@ -574,6 +574,34 @@ def test_the_board_has_a_column_for_each_real_subset():
     assert row["all"] == pytest.approx(2 / 3) and row["old"] == pytest.approx(0.5)
 
 
+def test_the_board_is_read_in_percent_with_the_models_side_by_side():
+    runs = {("tuned", "p"): [(5, 5), (0, 5), (5, 5)], ("base", "p"): [(0, 5)] * 3,
+            ("base", "q"): [(5, 5)] * 3}
+    shown = scores.percents(board(runs, {"old": [True, True, False]}))
+    assert list(shown) == ["base", "tuned", "base old", "tuned old"]
+    row = shown.loc["p", "pass@1"]
+    assert row["tuned"] == "67 (0 to 100)" and row["base"].startswith("0 (0 to ")
+    assert row["tuned old"] == "50" and shown.loc["q", "pass@1"].tuned == "not asked"
+
+
+def test_a_comparison_has_one_verdict():
+    for difference, word in (((0.1, -0.01, 0.2), "could be luck"), ((0.0, 0.0, 0.0), "no diff"),
+                             ((0.1, 0.02, 0.2), "tuned"), ((-0.1, -0.2, -0.01), "base")):
+        assert word in scores.verdict_on(difference)
+    pairs = {("a", "b"): compare([0.0, 0.5, 1.0], [1.0, 1.0, 1.0])}
+    row, = scores.pairs_table(pairs).to_dict("records")
+    assert (row["base"], row["tuned"]) == ("50", "100") and row["difference"].startswith("+50 (")
+
+
+def test_what_points_at_our_limits_is_counted():
+    import pandas as pd
+    frame = pd.DataFrame({"finish": ["length", "stop", "stop"],
+                          "category": ["pass", "refused", "timeout"],
+                          "late": [False, False, True], "passed": [True, False, False],
+                          "ours": [True, True, False]})
+    assert list(scores.oddities(frame).values()) == [1, 1, 1, 1]
+
+
 def test_nothing_leaves_the_denominator():
     import pandas as pd
     frame = pd.DataFrame({"plan": ["a"] * 4, "problem": ["x", "x", "y", "y"],
@@ -589,10 +617,11 @@ def test_waveform_of_a_failure(tmp_path):
     wrong = wrong.replace("r <= d", "r <= d + 1").replace("q <= d", "q <= d + 1")
     verdict = judging.judge(problem, wrong, waves=tmp_path / "wave.vcd")
     signals = scores.waveform(tmp_path / "wave.vcd")
-    first = min(map(int, re.findall(r"First mismatch occurred at time (\d+)", verdict.log)))
     assert {"clk", "reset", "d", "q_ref", "q_dut", "tb_mismatch"} <= set(signals)
-    seen = signals[:first - 1].iloc[-1]
+    seen = scores.before_first_mismatch(signals, verdict.log).iloc[-1]
     assert seen.q_ref != seen.q_dut and len(seen.q_ref) == 8 and seen.tb_mismatch == "1"
+    assert scores.wrong_outputs(seen) == ["q"]
+    assert len(scores.before_first_mismatch(signals, "no such line")) == len(signals)
 
 
 # ---- A finished run ----

@@ -273,6 +273,11 @@ def test_gains_are_paired_by_seed_and_problem(monkeypatch):
     assert scores["seed 1"].tolist() == pytest.approx([1 / 3, 2 / 3])
     assert scores["pass@1"].tolist() == pytest.approx([1 / 6, 1 / 2])
     assert scores["pass@5"].tolist() == pytest.approx([1 / 6, 1 / 2]), "of 0 or 7 of seven"
+    assert lab.gains(passes, ["reinforce"], 5).gained["reinforce"] == pytest.approx(1 / 3)
+    same = lab.gains(passes, ["reinforce"], over="reinforce").gained["reinforce"]
+    assert same == 0
+    held_out = lab.held_out(table.assign(greedy=table.drawn.str.replace("7", "1")), ["reinforce"])
+    assert held_out.sampled["reinforce"] == held_out.greedy["reinforce"] == pytest.approx(1 / 2)
 
 
 def test_rows_that_nobody_checked_have_the_faults_that_were_asked_for():

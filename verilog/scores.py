@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from verilog import extraction, judging
 from verilog.asking import Place, Plan, Row, Samples, Tasks
 from verilog.judging import Verdict
 from verilog.problems import Benchmark, Pair, Problem, load_problems
-from verilog.stats import pass_at_k, score
+from verilog.stats import Comparison, pass_at_k, score
 
 Floats: TypeAlias = NDArray[np.float64]
 Run = Sequence[tuple[int, int]]  # (passing answers, answers) of every problem
@@ -170,13 +170,23 @@ def joined_letters(letters: Iterable[str]) -> str:
 
 
 def verdict_table(verdicts: Mapping[str, Verdict]) -> pd.DataFrame:
-    """One row per {label: verdict}: category, detail, mismatches of samples."""
+    """One row per {label: verdict}: its category, and the detail."""
     rows = list(verdicts.values())
     labels = list(verdicts)
     table = pd.DataFrame(rows, index=labels)
-    shown = table[["category", "detail", "mismatches", "samples"]]
-    whole = {"mismatches": "Int64", "samples": "Int64"}  # None stays, and no number gets a point
-    return shown.astype(whole)
+    return table[["category", "detail"]]
+
+
+def oddities(frame: pd.DataFrame) -> dict[str, int]:
+    """How many answers of `judge_answers` say something about our limits, and not about a model."""
+    is_cut = frame.finish == "length"
+    is_refused = frame.category == "refused"
+    depends_on_rule = frame.passed != frame.ours
+    return {
+        "cut at max_tokens": int(is_cut.sum()),
+        "failed by the testbench's own TIMEOUT alone": int(frame.late.sum()),
+        "refused, though verilog-eval would run them": int(is_refused.sum()),
+        "judged otherwise by our rule of extraction": int(depends_on_rule.sum())}
 
 
 # ---- Waveforms ----
@@ -198,6 +208,30 @@ def waveform(path: str | Path) -> pd.DataFrame:
     columns = [signal.name for signal in signals.values()]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     return table.ffill()
+
+
+def before_first_mismatch(table: pd.DataFrame, log: str) -> pd.DataFrame:
+    """The rows of a `waveform` up to the first comparison that failed, by a testbench's log.
+
+    An edge of the clock compares what stood there just before. So the last row is what was
+    compared. Without such a line in the log it's the whole table.
+    """
+    times = re.findall(r"First mismatch occurred at time (\d+)", log)
+    if not times:
+        return table
+    first = min(map(int, times))
+    return table.loc[:first - 1]
+
+
+def wrong_outputs(row: "pd.Series[str]") -> list[str]:
+    """The outputs that differ in a row of a `waveform`: `x` for signals `x_ref` and `x_dut`."""
+    names = []
+    for signal in row.index:
+        name = signal.removesuffix("_ref")
+        twin = f"{name}_dut"
+        if name != signal and twin in row.index and row[signal] != row[twin]:
+            names.append(name)
+    return names
 
 
 class Signal(NamedTuple):
@@ -307,3 +341,72 @@ def _scores(run: Run, k: int, subsets: Mapping[str, NDArray[np.bool_]]) -> dict[
         part = values[chosen]
         row[name] = part.mean()
     return row
+
+
+def percents(table: pd.DataFrame) -> pd.DataFrame:
+    """A `board` to read: base and tuned side by side, as "74 (63 to 84)", in percent."""
+    columns = {"": _percents_of_problems(table)}
+    for name in table.columns.drop(["all", "low", "high"]):
+        columns[name] = (100 * table[name]).map("{:.0f}".format)
+    wide = pd.DataFrame(columns).unstack("model").fillna("not asked")
+    wide.columns = [" ".join(reversed(parts)).strip() for parts in wide.columns]
+    return wide
+
+
+def _percents_of_problems(table: pd.DataFrame) -> "pd.Series[str]":
+    """The score of each row of a `board` with its interval, in percent."""
+    shown = {}
+    for place, row in (100 * table).iterrows():
+        shown[place] = f"{row['all']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
+    return pd.Series(shown).reindex(table.index)
+
+
+def summary(frame: pd.DataFrame, runs: Mapping[str, Run], names: Sequence[str]) -> dict[str, Any]:
+    """What 07 keeps of one model: categories of its answers, and counts per problem, by plan.
+
+    Args:
+      frame: from `judge_answers`.
+      runs: {plan: [(passing, answers) per problem]}.
+      names: the problems, in that order.
+    """
+    categories = {}
+    for plan, group in frame.groupby("plan"):
+        categories[plan] = group.category.value_counts().to_dict()
+    by_problem = {}
+    for plan, run in runs.items():
+        by_problem[plan] = dict(zip(names, run, strict=True))
+    return {"categories": categories, "counts": by_problem}
+
+
+def verdict_on(difference: tuple[float, float, float]) -> str:
+    """What an interval of tuned minus base says, in words."""
+    _, low, high = difference
+    if low > 0:
+        return "the tuned model is better"
+    if high < 0:
+        return "the base is better"
+    if low == high:
+        return "no difference"
+    return "could be luck"
+
+
+def pairs_table(pairs: Mapping[tuple[str, str], Comparison]) -> pd.DataFrame:
+    """A row for each comparison, in percent and points.
+
+    Args:
+      pairs: {(how the base is asked, how the tuned model is): base and tuned on the same problems}.
+    """
+    rows = []
+    for (base_plan, tuned_plan), compared in pairs.items():
+        difference, low, high = (100 * part for part in compared["difference"])
+        base, *_ = compared["first"]
+        tuned, *_ = compared["second"]
+        rows.append({
+            "base asked by": base_plan,
+            "tuned asked by": tuned_plan,
+            "base": f"{100 * base:.0f}",
+            "tuned": f"{100 * tuned:.0f}",
+            "difference": f"{difference:+.0f} ({low:+.0f} to {high:+.0f})",
+            "p": f"{compared['p']:.2g}",
+            "so": verdict_on(compared["difference"])})
+    return pd.DataFrame(rows)

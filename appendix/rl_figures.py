@@ -1,0 +1,95 @@
+"""13's figures: what happens step by step, and what is held out, sampled and greedy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from appendix import rl_runs as lab
+from helpers import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMES = {"start": "the start",
+         "reinforce": "REINFORCE:\nown answers × advantage",
+         "dpo": "DPO:\npairs of answers",
+         "rejection": "rejection:\nkeep what passes",
+         "more_sft": "more of the\nsame rows",
+         "naive_judge": "the naive judge",
+         "our_judge": "our judge",
+         "compiles": "for compiling"}
+
+
+def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, colour: str,
+               label: str | None = None, line: str = "-") -> None:
+    """Draw a column of an arm's runs: each step thin, the mean of five steps thick.
+
+    Args:
+      ax: where to draw.
+      table: from `lab.stored`.
+      arm, column: what to draw.
+      colour, label, line: how.
+    """
+    values = lab.by_step(table, arm, column)
+    smooth = values.rolling(5, center=True, min_periods=3).mean()
+    ax.plot(values.index, values, color=colour, lw=0.8, alpha=0.5)
+    ax.plot(smooth.index, smooth, line, color=colour, lw=2.2, label=label)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
+    """A row for each arm: a filled dot for sampled answers, a hollow one for greedy ones.
+
+    Args:
+      ax: where to draw.
+      shares: from `lab.held_out`.
+    """
+    percent = 100 * shares
+    for place, (arm, row) in enumerate(percent.iterrows()):
+        colour = style.GREY if arm == "start" else style.BLUE
+        ends = [[row.sampled - row.low], [row.high - row.sampled]]
+        ax.errorbar(row.sampled, place, xerr=ends, fmt="o", color=colour, capsize=4, lw=2)
+        ax.plot(row.greedy, place, "o", color=colour, mfc="white", mew=2)
+        for value in (row.sampled, row.greedy):
+            ax.annotate(f"{value:.0f}", (value, place - 0.2), ha="center")
+    if "start" in percent.index:
+        start = percent.loc["start"]
+        ax.axvline(start.sampled, color=style.GREY, lw=1)
+        ax.axvline(start.greedy, color=style.GREY, lw=1, ls=":")
+    names = [NAMES[arm] for arm in percent.index]
+    ax.set_yticks(range(len(names)), names)
+    ax.set(xlabel="% of 38 held-out problems pass; filled: sampled, hollow: greedy")
+    ax.set(xlim=(-5, 102), ylim=(len(names) - 0.5, -0.6))
+
+
+def draw_judged(ax: Axes, table: pd.DataFrame, arm: str) -> None:
+    """What one judge pays, what really works, and what prints the winning line, step by step."""
+    draw_steps(ax, table, arm, "reward", style.ORANGE, "what the judge pays")
+    draw_steps(ax, table, arm, "verilog", style.BLUE, "what really works", ":")
+    draw_steps(ax, table, arm, "forged", style.RED, "what prints the winning line", "--")
+    pay = lab.by_step(table, arm, "reward")
+    truth = lab.by_step(table, arm, "verilog")
+    first = truth[truth.index <= 6].mean()
+    last = truth[truth.index > truth.index.max() - 6].mean()
+    same = " (pay and truth are one line)" if np.allclose(pay, truth) else ""
+    ax.set(title=f"Paid by {NAMES[arm]}: from {first:.0%} to {last:.0%} work{same}".replace(
+        "by for", "for"))
+    ax.set(ylim=(-0.02, 1.02), xlim=(1, truth.index.max()), ylabel="share of the answers")
+
+
+def fold_source(title: str, *functions: Callable[..., Any]) -> None:
+    """Show the source of functions; it opens when its title is clicked."""
+    from IPython.display import Markdown, display
+    code = "\n\n".join([inspect.getsource(function) for function in functions])
+    display(Markdown(f"<details><summary>{title}</summary>\n\n```python\n{code}```\n\n</details>"))
+
+
+def as_percent(interval: Mapping[str, float]) -> str:
+    """A gain as "+17 (+11 to +23)", in points; keys are gained, low and high."""
+    gained, low, high = (100 * interval[key] for key in ("gained", "low", "high"))
+    return f"{gained:+.0f} ({low:+.0f} to {high:+.0f})"
