@@ -151,8 +151,8 @@ style.words(pd.DataFrame(first.values(), columns=[
 # So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. We haven't compiled it for
 # four v6e chips; our estimate says that it fits. On eight v5e chips it fits if each frozen weight takes one
 # byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). You don't have to set anything: notebook 03 does
-# that by itself on a v5e-8. For the E2B one chip should be enough: a v6e-1 with room to spare (estimated), and a
-# v5e-1 just about (compiled). A `≥` is a lower limit, where a step is compiled but its time isn't predicted.
+# that by itself on a v5e-8. For the E2B one chip is enough: its step fits a v6e-1 with room to spare, and a v5e-1 just
+# about (both compiled). A `≥` is a lower limit, where a step is compiled but its time isn't predicted.
 #
 # Where do the times come from? Steps and validation are *predicted* from the compiled program, as a range.
 # The rest is *assumed*: downloading, loading, compiling, saving, answering. Nobody has timed these with our

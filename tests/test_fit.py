@@ -65,7 +65,8 @@ def test_quantised_weights_take_what_their_bits_say():
                             "base_dtype": "int8"}),
     ("v5e-8", "31b", 4096, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
                             "base_dtype": "int8"}),
-    ("v5e-1", "e2b", 2048, {}),  # until its four micro-batches are compiled
+    ("v5e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v6e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "NONE", "rows_per_device": 1}),
     ("v5e-4", "31b", 4096, {}), ("", "31b", 4096, {})])
 def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
         monkeypatch, name, size, length, expected):
