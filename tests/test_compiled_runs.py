@@ -9,7 +9,7 @@ from conftest import load
 
 from appendix import steps
 from helpers import gemma, programs, train
-from tables import hardware, stored
+from tables import hardware
 
 
 def lengths_of(name, size):
