@@ -96,10 +96,10 @@ from tables.stored import settings_here
 #
 # <details><summary>Where do the defaults for your slice come from?</summary>
 #
-# [08](08_dryrun.ipynb) has compiled this page's step for several slices and row lengths. From the nearest of them
-# `settings_here` takes the mesh, `base_dtype`, the rows that are computed at once, and `remat`, which says what the
-# backward pass computes again to save memory. If your rows are longer than all of these, section 4 tells you whether
-# the step fits.
+# [08](08_dryrun.ipynb) has compiled this page's step for several slices and row lengths. `settings_here` takes the
+# fastest that fits and is long enough for your rows, by its predicted tokens a second: its mesh, `base_dtype`, how many
+# rows are computed at once, and `remat`, which says what the backward pass computes again to save memory. If your rows
+# are longer than all of these, section 4 tells you whether the step fits.
 #
 # For example, on a v5e-8, such as Kaggle's free one, it stores the 31B in int8 ([11](11_qlora.ipynb)). In bfloat16 the
 # step wouldn't fit, because for rows of 2,048 tokens the compiler plans 17.3 GiB and a chip has 15.75. You then train

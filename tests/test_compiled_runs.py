@@ -13,7 +13,7 @@ from tables import hardware
 
 
 def lengths_of(name, size):
-    """Tokens of a row that 02 makes for a slice, and on a v5p those that 03's section 7 asks for.
+    """Tokens of a row that 02 makes for a slice, and on a v5p those that 08's section 6 compares.
 
     On a v6e-8, rows of 2,048 take the mesh that's compiled for rows of 4,096, because it's faster.
     """
