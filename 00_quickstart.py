@@ -330,8 +330,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # **Guess n first: more or fewer than before?** Then change the line, and run its cell and all the cells below it down
 # to section 4.
 #
-# 1. Half the training: `STEPS = 18` in section 3, and leave the last stop out of `SNAPSHOTS`
-#    (`SNAPSHOTS = (5, 10, STEPS)`).
+# 1. Half the training: `STEPS = 18` and `SNAPSHOTS = (5, 10, STEPS)` in section 3.
 # 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
 # 3. The wrong mask: in section 2, put `all_masks = [[True] * len(ids) for ids in all_ids]` before
 #    `rows = …`, so that the requests are trained, too.

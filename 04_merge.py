@@ -399,10 +399,10 @@ print(card)
 #
 # ## 8. Extra: four bits
 # **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits
-# a weight they'd leave room (05, section 5, does the arithmetic). vLLM has a format for that on TPUs, W4A16: four bits
-# for weights, sixteen for the numbers that they're multiplied with. Four bits give only sixteen values, so every 32
-# neighbors in a row get a step size of their own. It's chosen so that the largest of them (by size, not sign) becomes
-# -8, and the others are rounded to whole numbers from -8 to 7.
+# a weight they'd leave room (05, section 5, does the arithmetic). vLLM on a TPU accepts a format for that, W4A16: four
+# bits for weights, sixteen for the numbers that they're multiplied with. Four bits give only sixteen values, so every
+# 32 neighbors in a row get a step size of their own. It's chosen so that the largest of them (by size, not sign)
+# becomes -8, and the others are rounded to whole numbers from -8 to 7.
 
 # %%
 if cfg.four_bits:
