@@ -99,13 +99,13 @@ from tables.stored import settings_here
 #
 # [08](08_dryrun.ipynb) has compiled this page's step for several *slices* (groups of TPU chips) and row lengths. Of
 # the compiled steps that fit and are long enough for your rows, `settings_here` picks the one with the most predicted
-# tokens a second. From it come the mesh, `base_dtype`, how many rows are computed at once, and `remat`, which says
-# what the backward pass computes again to save memory. If your rows are longer than in any compiled step, section 4
-# tells you whether yours fits.
+# tokens a second, and it takes int8 only if bfloat16 doesn't fit. From that step come the mesh, `base_dtype`, how many
+# rows are computed at once, and `remat`, which says what the backward pass computes again to save memory. If your rows
+# are longer than in any compiled step, section 4 tells you whether yours fits.
 #
-# For example, on a v5e-8, such as Kaggle's free one, it stores the 31B in int8 ([11](11_qlora.ipynb)). In bfloat16 the
-# step wouldn't fit, because for rows of 2,048 tokens the compiler plans 17.3 GiB and a chip has 15.75. So you train
-# beside rounded weights, and [04](04_merge.ipynb) merges your adapters into those same weights.
+# For example, it stores the 31B in int8 on a v5e-8, such as Kaggle's free one ([11](11_qlora.ipynb)). In bfloat16 the
+# compiler plans 17.3 GiB for rows of 2,048 tokens, and a chip has 15.75. So you train beside rounded weights, and
+# [04](04_merge.ipynb) merges your adapters into those same weights.
 #
 # </details>
 
