@@ -17,9 +17,9 @@
 #
 # **Here's a model that has read a lot of Verilog and still can't answer a single request for it. Can it
 # learn to?** You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and
-# the training step are exactly what the 31B uses. *Verilog* is a language that describes digital
-# circuits, and *Icarus Verilog* is a program that simulates them, so nobody has to guess whether an
-# answer is right.
+# the training step are exactly what the 31B (Gemma 4 with 31 billion weights) uses. *Verilog* is a language that
+# describes digital circuits, and *Icarus Verilog* is a program that simulates them, so nobody has to guess whether
+# an answer is right.
 #
 # | | |
 # |---|---|
@@ -31,9 +31,8 @@
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart
 # the session once.
 #
-# Here's the whole series as one road. Under each arrow stands what gets handed on. On this page you'll
-# walk the stations with a blue edge: as far as the *adapters*, which are the small matrices that get
-# trained, and then to the judge.
+# Here's the whole series as one road, and under each arrow what gets handed on. This page visits the stations with a
+# blue border: as far as the *adapters*, the small matrices that get trained, and then straight to the judge.
 #
 # ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
 
@@ -63,13 +62,13 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What does the base model say?
 # The tiny Gemma 4 has the same kinds of layers as the 31B's language model, and its files have the same
-# form. It has read Verilog files as people really publish them, bugs included
-# ([09](09_tiny_base.ipynb) shows how it was made). Nobody has taught it to answer.
+# format. It has read Verilog files the way people really publish them, bugs included
+# ([09](09_tiny_base.ipynb) shows how it was made). But nobody has taught it to answer.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. If you know
 # PyTorch, `optax` is its `torch.optim`, and `nnx` its `torch.nn`. A *mesh* is JAX's list of the devices
-# that hold a model; here that's one CPU. You needn't follow every line now: *JAX in ten minutes* and
-# [03](03_train.ipynb) explain them.
+# that hold a model; here that's one CPU. You don't have to follow every line yet, because
+# [14 · JAX in ten minutes](14_jax.ipynb) and [03](03_train.ipynb) explain them.
 
 # %%
 import jax
@@ -94,10 +93,9 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 
 # %% [markdown]
 # `answer` puts each request into the model's *chat template*, the form in which it expects a
-# conversation, and decodes *greedily*, which means that it always takes the likeliest next token. We ask
-# for the 38 modules of a small benchmark. The training rows ask for the same kinds of modules, but never
-# with the same widths and names. One of the 38 is an up-down counter, and it'll follow you through the whole
-# series.
+# conversation, and decodes *greedily*, which means that it always takes the likeliest next token. We ask for the 38
+# modules (circuits with named ports) of a small benchmark. The training examples ask for the same kinds of modules, but
+# never with the same widths and names. One of the 38 is an up-down counter, and it'll follow you through the series.
 
 # %%
 def answer(model, requests):
@@ -115,30 +113,28 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# **A single full stop. That isn't an answer, so what is it?**
+# **A single period. That isn't an answer, so what is it?**
 #
 # <details><summary>Answer</summary>
 #
 # A continuation. The base has only ever learned which token comes next, so it goes on with the request
-# as if it were a file, and here the likeliest next token is a full stop.
+# as if it were a file, and here the likeliest next token is a period.
 #
 # </details>
 #
 # **A base model doesn't answer. It continues.**
 #
 # ## 2. What does it learn from?
-# From examples: each row of `data/tiny` is a request and a good answer. The model reads both as one row
-# of tokens, but it's trained only on the answer (blue in the picture). That choice is called the *loss
-# mask*. Padding costs work and teaches nothing, so several examples share a row of 512 tokens. In the
-# picture `·` is a space, `↵` is a line break, and `thought` is an empty thinking block that
-# [02](02_data.ipynb) explains.
+# From examples: each line of `data/tiny` is a request and a good answer. The model reads both, but it's trained only on
+# the answer. The *loss mask* marks these tokens. Padding costs work and teaches nothing, so we *pack* several examples
+# into each row of 512 tokens.
 #
 # **Why don't we train on the request, too?**
 #
 # <details><summary>Answer</summary>
 #
-# Because the model would also learn to write requests. It has few numbers to learn with, and we want
-# them to learn one thing: what to answer. [02](02_data.ipynb) shows what a mask in the wrong place does.
+# Because then it would also learn to write requests, and it has few numbers to learn with.
+# [02](02_data.ipynb) shows what a mask in the wrong place does.
 #
 # </details>
 
@@ -155,7 +151,8 @@ rows = packing.pack_arrays(all_ids, all_masks, 512, seed=0)
 print(f"{len(all_ids):,} examples, packed into {len(rows['tokens'])} rows of 512 tokens")
 
 # %% [markdown]
-# What does the model see of an example? Here's the shortest one.
+# What does the model see of an example? Here's the shortest one, with the trained tokens in blue. `·` is a space, `↵`
+# is a line break, and `thought` belongs to an empty thinking block that [02](02_data.ipynb) explains.
 
 # %%
 ids, mask = min(fitting, key=lambda pair: len(pair[0]))
@@ -167,10 +164,10 @@ style.show_tokens(pieces, mask, "00_tokens",
 # **Everything is read; only the answer is trained.**
 #
 # ## 3. How does it learn? LoRA, in about two minutes
-# We leave the model's weights alone. Beside each matrix of attention and MLP we put two thin ones, A and
-# B, and add their product A·B to the frozen matrix. Only A and B are trained: that's LoRA. `rank` says how
-# thin they are, and the product is multiplied by `alpha / rank` before it's added. In the cell below, JAX
-# compiles a whole optimizer step into one program.
+# We leave the model's own weights alone: they're *frozen*. Beside each matrix of attention and MLP we put two thin
+# ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA. `rank` says how thin they
+# are, and the product is multiplied by `alpha / rank` before it's added. The whole optimizer step becomes one compiled
+# program.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -186,7 +183,7 @@ trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
 
 # %% [markdown]
-# We'd like to see it happen, so we stop four times on the way and ask for the counter.
+# We'd like to see it happen, so we ask for the counter four times: at three stops on the way, and at the end.
 
 # %%
 SNAPSHOTS = (5, 10, 20, STEPS)
@@ -202,14 +199,14 @@ def snapshot(steps_done, adapters):
 
 # %% [markdown]
 # Now the loop. Each step picks four rows, computes the gradient and changes A and B a little. The number
-# that falls is the *loss*: the usual cross-entropy, averaged over the trained tokens. (A large step can be
-# cut into *micro-batches*; this one is a single piece.) We read each row at most once.
+# that falls is the *loss*: the usual cross-entropy with natural logarithms (its unit is the *nat*), averaged over the
+# trained tokens. (A large step can be cut into *micro-batches*; this one is a single piece.) No row is used twice.
 #
 # **What would the loss be if the model guessed blindly among its 1,280 tokens?**
 #
 # <details><summary>Answer</summary>
 #
-# ln 1280 = 7.2. The figure starts far lower, because the base already knows what Verilog looks like.
+# ln 1280 = 7.2. The first step starts far lower, because the base already knows what Verilog looks like.
 #
 # </details>
 
@@ -230,8 +227,8 @@ with mesh:
             snapshot(number, adapters)
 
 # %% [markdown]
-# A falling loss is hard to feel. So let's have the judge of notebook 07 look at the counter after each stop,
-# and mark its verdicts on the curve.
+# A falling loss doesn't tell you much by itself. So let's have notebook 07's judge look at the counter of each stop,
+# and mark its verdicts on the curve. (In the title, the untrained base counts as a stop, too.)
 
 # %%
 exam = problems[requests.index(counter)]
@@ -256,8 +253,8 @@ ax.yaxis.set_major_formatter("{x:g}")
 style.finish(fig, "00_loss", "tiny, two CPU cores, seed 0")
 
 # %% [markdown]
-# And here are the answers themselves. Names of ports that nobody asked for are underlined in red. An answer
-# that hasn't changed since the last stop isn't shown again.
+# And here are the answers themselves. Port names that nobody asked for are underlined in red, and an answer
+# that you've already seen isn't shown again.
 
 # %%
 shown, wrong = {}, set()
@@ -268,16 +265,16 @@ for (number, text), verdict in zip(counters.items(), verdicts):
 style.side_by_side(shown, wrong=wrong)
 
 # %% [markdown]
-# Read the columns from left to right. Lines that look like Verilog come early, and after them the form of an
+# Read the columns from left to right. Lines that look like Verilog usually come early, and then the form of an
 # answer: a code fence (the three backticks), a module, a list of ports. What a simulator cares about takes
 # longest, because a single wrong name or number is enough to fail.
 #
 # **It learns the form first and the details last.**
 #
 # ## 4. Is it right? Count
-# We ask for all 38 modules again. The judge compiles each answer and simulates it beside a correct module,
-# and the answer passes if no output ever differs. **Guess first: how many of 38 does the base pass, and how
-# many the tuned model?**
+# One counter could be luck, so we ask for all 38 modules again. The judge compiles each answer and simulates it beside
+# a correct module. The answer passes if no output ever differs. **Guess first: how many of the 38 does the base pass,
+# and how many does the tuned model pass?**
 
 # %%
 with helpers.phase(f"{len(requests)} answers of the tuned model"):
@@ -294,8 +291,8 @@ style.squares(passed, "00_squares",
               "a filled square passes")
 
 # %% [markdown]
-# **A few dozen steps on a CPU, and most of the problems pass.** What about those that don't? Here's one that
-# the tuned model fails, beside a correct module. **Can you see what's wrong?**
+# What about the problems that don't pass? Here's one that the tuned model fails, beside a correct module. **Can you see
+# what's wrong?**
 
 # %%
 compiled = ("mismatch", "timeout", "runtime")  # such a failure has run, so it's worth reading
@@ -307,15 +304,14 @@ for number in failed[:1]:
                         "a correct module": problems[number].reference}, requests[number])
 
 # %% [markdown]
-# An answer can look right and be wrong. That's why [07](07_eval.ipynb) simulates answers instead of reading
-# them.
+# **An answer can look right and be wrong. That's why [07](07_eval.ipynb) simulates answers instead of reading them.**
 #
 # ## 5. What happens with your own request?
-# Change the text and run the cell again. This model is tiny, and it only knows small modules that you
-# describe in plain words: gates, multiplexers, adders, counters, shift registers. Keep the form: an opening
-# sentence, the ports, and one sentence of behavior. Try another width or other names, or swap up and down.
-# Nobody simulates your answer, because the judge would need a correct module beside it. So read it
-# yourself: does it have your ports and your width?
+# Change the text in the last line and run the cell again. This model is tiny, and it only knows small modules described
+# in plain words: gates, multiplexers, adders, counters, shift registers. So keep the form: an opening sentence, the
+# ports, and one sentence of behavior. Try another width or other names, or swap up and down. Nobody simulates this
+# answer, because the judge would need a correct module to compare it with. So read it yourself: does it have your ports
+# and your width?
 
 # %%
 def ask(request):
@@ -327,23 +323,23 @@ def ask(request):
 ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 
 # %% [markdown]
-# **It only knows requests like the ones that it was trained on.**
+# **Expect good answers only to requests like the ones that it was trained on.**
 #
 # ## 6. Your turn: three experiments
-# Each one takes about three minutes, and section 4 tells you how it went: `n of 38`. Change the line, run
-# that cell and all the cells below it down to section 4, and **guess n first: more or fewer than before?**
+# Which choices mattered? Each experiment takes about three minutes, and section 4 prints how it went: `n of 38`.
+# **Guess n first: more or fewer than before?** Then change the line, and run its cell and all the cells below it down
+# to section 4.
 #
-# 1. Half the training: `STEPS = 18` in section 3, and leave the last stop out of `SNAPSHOTS`
-#    (`SNAPSHOTS = (5, 10, STEPS)`).
+# 1. Half the training: `STEPS = 18` and `SNAPSHOTS = (5, 10, STEPS)` in section 3.
 # 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
 # 3. The wrong mask: in section 2, put `all_masks = [[True] * len(ids) for ids in all_ids]` before
 #    `rows = …`, so that the requests are trained, too.
 #
 # <details><summary>What to expect, and why</summary>
 #
-# 1. Fewer. In the loss curve you see how far the model had come halfway. (The learning rate also falls to
-#    zero twice as fast, so this run differs in two things.)
-# 2. Fewer, or as many. A lower rank learns more slowly, so in 36 steps it usually gets less far.
+# 1. Fewer. The loss curve shows you how far the model had come halfway. (The learning rate also falls to
+#    zero in half as many steps, so this run differs in two things.)
+# 2. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
 # 3. Fewer, but not none, because the model spends its few numbers on writing requests, too.
 #    [02](02_data.ipynb) has stored this comparison after 100 steps: 30 of 38 with the right mask and 27 with
 #    the requests trained (measured, one seed, greedy).
@@ -355,10 +351,9 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # **Guess before you run, and you'll remember what you learned.**
 #
 # ## What you have seen
-# You started with a base model and trained two thin matrices beside each frozen one, for 36 steps. Now it
-# writes modules that pass their tests.
+# A base model that couldn't answer, two thin matrices beside each frozen one, 36 steps, and a model that does.
 #
-# | here | in full |
+# | on this page | in full |
 # |---|---|
 # | your own chats | [own data](own_data.ipynb): bring a file, on Colab or Kaggle |
 # | rows, masks, packing | [02](02_data.ipynb) |
@@ -367,11 +362,11 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
 # | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after a longer training |
 #
-# Could the base write Verilog before? Yes, if you phrase the request the way Verilog files do, as a comment
+# Could the base write Verilog all along? Yes, if you phrase the request the way Verilog files do, as a comment
 # above the module. But then it also makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures
 # what the tuning added to that.
 #
-# For the 31B, which is 8,400 times as large, the programs are the same. They've been compiled for a TPU but
+# The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but
 # haven't run on one yet ([08](08_dryrun.ipynb)). If you'd like to use a TPU, go on with
 # [01 · From nothing to a TPU machine that can run this](01_setup.ipynb). If you stay on a CPU, go on with
 # [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb).

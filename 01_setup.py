@@ -16,9 +16,8 @@
 # # 01 · From nothing to a TPU machine that can run this
 #
 # Can your machine run this series? And if you want to train Gemma 4 31B, what do you have to rent, and what
-# will it cost? **On a CPU you can go straight on to [02](02_data.ipynb):** the whole series runs there,
-# with a tiny model. Only section 3 is worth reading anyway. It needs no TPU, and it shows the best trick of
-# the series.
+# will it cost? **On a CPU you can go straight on to [02](02_data.ipynb)**, because the whole series runs there
+# with a tiny model. But do read section 3. It needs no TPU, and it shows the best trick of the series.
 #
 # | | |
 # |---|---|
@@ -52,16 +51,18 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Can your machine run this?
-# Four things can stop you before you've begun: no room for the model on the disk, no TPU (Google's chip for
-# neural networks) of the kind that the model needs, chips that JAX (Google's array library, which trains the
-# model) can't see, or no Icarus Verilog, the simulator that grades the answers in 07. It's better to find
-# out now than after an hour of downloading.
+# Four things can stop you before you've begun, and it's better to find out now than after an hour of downloading:
+#
+# - The disk has no room for the model.
+# - There's no TPU (Google's chip for neural networks) of the kind that the model needs.
+# - JAX (Google's array library, which trains the model) can't see the chips.
+# - Icarus Verilog is missing, the simulator that grades the answers in 07.
 #
 # What counts as enough depends on the model. `31b` is the one that this series is about, `e2b` (Gemma 4
 # E2B) is its small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows
-# the environment variable `SIZE`, or else the hardware. A name such as `v5p-8` stands for a group of TPU
-# chips that you rent together; section 2 explains it. And two units look alike: files are in GB (10⁹ bytes),
-# a chip's memory is in GiB (2³⁰ bytes), and 1 GiB is 1.074 GB.
+# the environment variable `SIZE`, or else the hardware. A name such as `v5p-8` stands for a *slice*, a group of TPU
+# chips that you rent together (section 2). And two units look alike: files are in GB (10⁹ bytes), but a chip's
+# memory is in GiB (2³⁰ bytes), and 1 GiB is 1.074 GB.
 
 # %%
 import platform
@@ -90,8 +91,8 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# Which slices are good enough? The one that we chose for this model size, and any other on which 03's training
-# step is known to fit. (The tiny model needs none, so on a CPU the accelerator's row always has a tick.)
+# Which slices are good enough? The ones meant for this model size, and any other on which 03's training step is known
+# to fit. (The tiny model needs none, so on a CPU the accelerator's row always has a ✓.)
 
 # %%
 slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
@@ -100,24 +101,23 @@ rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
-# **If every row has a tick, this machine will do. A row with a cross tells you how to fix it.**
+# **If every row has a ✓, this machine will do. A row with a ✗ tells you how to fix it.**
 #
 # ## 2. Which machine does the 31B need?
-# Three words first. You pay by the **chip**. A **slice** is a group of chips that are wired together, so
+# Four words first. You pay by the **chip**. A **slice** is a group of chips that are wired together, so
 # that they can share one model. A **host** is the virtual machine that your program runs on; it drives up
 # to eight chips. Each chip has its own memory, called **HBM**, and whatever a training step touches has to
 # fit there.
 #
-# **The 31B has 31 billion weights of two bytes each. A program can use 95.7 GiB of a v5p chip's HBM, and 31.25
-# of a v6e chip's. How many chips of each kind do you need to hold the weights? And does that leave room to
-# train?**
+# **The 31B's weights take up 62.5 GB. A program can use 95.7 GiB of a v5p chip's HBM, and 31.25 GiB of a v6e chip's.
+# How many chips of each kind do you need to hold the weights? And does that leave room to train?**
 #
 # <details><summary>Answer</summary>
 #
-# 62.5 GB are 58 GiB, so one v5p chip holds them, or two v6e chips. But that leaves too little room to train,
+# 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But that leaves too little room to train,
 # because training needs more: *adapters*, the small matrices that we train beside the frozen weights; the
 # optimizer's two numbers for each number in them; and above all the *activations*, which the forward pass
-# keeps for the backward pass. On four v5p chips it all fits, as the picture shows.
+# keeps for the backward pass.
 #
 # </details>
 #
@@ -126,8 +126,8 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
 # The table lists the slices for which a whole training step was compiled and fits. The dollars cover all of
-# notebook 03, for 10,000 examples that average 922 tokens. Those are the numbers of the paper that this series
-# follows (arXiv 2605.25645; we call it the *published recipe*).
+# notebook 03, for 10,000 examples that average 922 tokens. Those numbers come from the paper whose *published recipe*
+# this series follows (arXiv 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -148,24 +148,28 @@ style.words(pd.DataFrame(first.values(), columns=[
     "slice", "what fits", "training, predicted", "all of 03, partly assumed", "USD for all of 03"]))
 
 # %% [markdown]
-# So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. We haven't compiled it for
-# four v6e chips; our estimate says that it fits. On eight v5e chips it fits if each frozen weight takes one
-# byte (int8, [11](11_qlora.ipynb)) instead of two (bfloat16). You don't have to set anything: notebook 03 does
-# that by itself on a v5e-8. For the E2B one chip is enough: its step fits a v6e-1 with room to spare, and a v5e-1 just
-# about (both compiled). A `≥` is a lower limit, where a step is compiled but its time isn't predicted.
+# So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. (For four v6e chips we have only an
+# estimate, which says that it fits.) On eight v5e chips it fits if each frozen weight takes one byte (int8,
+# [11](11_qlora.ipynb)) instead of two (bfloat16). Notebook 03 does that by itself on a v5e-8, so you don't have to set
+# anything. For the E2B one chip is enough: its step fits a v6e-1 with room to spare, and a v5e-1 just about (both
+# compiled).
 #
-# Where do the times come from? Steps and validation are *predicted* from the compiled program, as a range.
-# The rest is *assumed*: downloading, loading, compiling, saving, answering. Nobody has timed these with our
-# code, so don't trust the dollars more than that. Prices are on-demand rates.
+# Where do the times come from? Steps and validation are *predicted* from the compiled program, as a range. (A `≥` is a
+# lower limit, for a step that's compiled but whose time isn't predicted.) The rest is *assumed*: downloading, loading,
+# compiling, saving, answering. Nobody has timed these with our code, so don't trust the dollars more than that. Prices
+# are on-demand rates.
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) adds up Kaggle's session minute
 # by minute.
 #
-# Everything else that we know is in the next table; click to open it. One column needs a word. If the
-# activations don't fit, the backward pass can compute them again instead (`remat`; PyTorch says activation
-# checkpointing). `NONE` recomputes nothing, `BLOCK` attention and MLP, `DECODER` whole layers. We recompute as
-# little as possible while keeping 10 % of the memory free. *Compiled* is what the TPU's own compiler says.
-# *Planned* is its memory plan from before it makes a program, which is enough to see that the step won't fit.
-# *Estimated* is our sum over the model's shapes. Where bfloat16 fits, int8 isn't listed: there it would save memory that nobody needs, and no time.
+# Everything else that we know is in the next table; click to open it. Two columns need a word.
+#
+# - `remat` says which activations the backward pass computes again because they don't fit into memory (PyTorch calls
+#   this activation checkpointing): none (`NONE`), those of attention and MLP (`BLOCK`), or those of whole layers
+#   (`DECODER`). We recompute as little as possible while keeping 10 % of the memory free.
+# - `how we know`: *compiled* is what the TPU's own compiler says. *Planned* is its memory plan from before it makes a
+#   program, which is enough to see that a step won't fit. *Estimated* is our own sum over the model's shapes.
+#
+# Where bfloat16 fits, int8 isn't listed, because there it would only save memory that nobody needs, and no time.
 
 # %%
 PLANNED = {("v5e-8", "bfloat16"): 17.3}  # the 31B, rows of 2,048 tokens (LOG, 2026-11-26)
@@ -197,8 +201,8 @@ for step, price in choices:
 style.folded("every slice: memory, remat, speed, hours", pd.DataFrame(listed))
 
 # %% [markdown]
-# Why two machines? We train the 31B on a v5p-8 and serve it on a v6e-8 because the published recipe did, so that
-# our numbers can stand beside theirs. By the table a v6e-8 alone would do for both, but nobody has tried it with
+# Why two machines? We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe did, so that our
+# numbers can stand beside the paper's. By the table a v6e-8 alone would do for both, but nobody has tried it with
 # this code.
 #
 # **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
@@ -211,13 +215,13 @@ style.folded("every slice: memory, remat, speed, hours", pd.DataFrame(listed))
 #
 # </details>
 #
-# **A slice has to hold the weights, and everything that a training step keeps beside them.**
+# **A slice has to hold the weights and everything that a training step keeps beside them.**
 #
 # ## 3. How can anybody know that without a TPU?
-# Nobody had a TPU to fill that table. Here's the trick: Google's library `libtpu` contains the TPU's
+# We filled that table without a TPU. Here's the trick: Google's library `libtpu` contains the TPU's
 # compiler, and the compiler runs on any x86-64 Linux machine. It doesn't need a chip, only a description of
-# one. Let's ask it about a product of two matrices, 8,192 by 8,192, on the four chips of a v5p-8. With a
-# few words of JAX you can read the cell:
+# one. Let's ask it about a product of two matrices, 8,192 by 8,192, on the four chips of a v5p-8. These words of JAX
+# are all you need to read the cell:
 #
 # - A *topology* describes chips that nobody has to own; `v5p:2x2x1` is two by two of them.
 # - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what, here a
@@ -251,9 +255,8 @@ else:
 
 # %% [markdown]
 # That's a real TPU program; it just has no TPU to run on. Each matrix takes up 134 MB, so a chip holds a quarter
-# of both inputs (67 MB) and makes a quarter of the output (34 MB). The 134 MB in between are one whole
-# matrix, and here's why. To multiply its rows, a chip needs *all* of the second matrix, so it gathers the
-# rest from the other chips.
+# of both inputs (67 MB) and makes a quarter of the output (34 MB). But why another 134 MB in between? To multiply its
+# rows, a chip needs *all* of the second matrix, so it gathers the other three quarters from the other chips.
 #
 # What happens if we ask for too much?
 
@@ -266,8 +269,8 @@ if library:
         print(refusal)
 
 # %% [markdown]
-# The compiler refuses, and says how much memory the product would need (*HLO* is the compiler's form of the
-# graph).
+# The compiler refuses, and says how much memory the product would need (*HLO* is the compiler's own language for
+# graphs).
 #
 # **Each of these matrices takes up 200,000² · 2 bytes, which is 74.5 GiB. Which three pieces add up to the
 # compiler's number?**
@@ -290,8 +293,8 @@ if library:
 # hours at a time (Kaggle's rules in November 2026). By section 2 the 31B fits there in int8, although nobody
 # has run it yet. `scripts/kaggle.sh push` starts the whole series there from your own machine.
 #
-# If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud`,
-# a project with billing, and *quota*, which is Google's permission to rent such chips
+# If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
+# command-line tool), a project with billing, and *quota*, which is Google's permission to rent such chips
 # ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by
 # step). Here it only prints what it would run, and we show how the first command of each step begins:
 
@@ -319,14 +322,14 @@ else:
 #   anything costs money.
 # - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
-#   themselves after three hours. Last comes Google's older, *classic* way to make TPU machines, in case the
-#   others have none. A machine made that way has no time limit. It runs, and costs, until you delete it.
+#   themselves after three hours (the `3` above). If neither has a machine, it tries Google's older, *classic* way to
+#   make one. A classic machine has no time limit, so it runs, and costs, until you delete it.
 # - `run` copies a script to the machine and starts it. The script installs everything, repeats the checks
 #   from section 1, and runs 02 to 04. Checkpoints go to a *bucket*, a folder in Google Cloud Storage. So if
 #   the machine disappears, the same command on a new one continues.
 # - `delete` deletes the machine and its disk. The bucket stays.
 #
-# The model's 62.5 GB have to lie on a disk before they go to the chips. On a classic machine 85 of the boot
+# The model's 62.5 GB have to be on a disk before they go to the chips. But on a classic machine 85 of the boot
 # disk's 97 GB are already used (published: arXiv 2605.25645, S2.3, and its repository). That's why our
 # scripts set `TMPDIR=/dev/shm`, a disk in RAM. If you work by hand, set it before you start Python.
 #
@@ -350,7 +353,7 @@ for name in (cfg.train_slice, cfg.serve_slice):
 # **Chips cost the same busy or idle, so decide when a machine ends before you start it.**
 #
 # ## 5. What will you want to know in a month?
-# When a result looks odd, the first question is what it was made on. `setup.json` says so. It's written
+# When a result looks odd, the first question is which machine it was made on. `setup.json` says so. It's written
 # even if a check failed, so you can send it to whoever helps you.
 
 # %%
@@ -371,7 +374,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # how to create a machine and delete it. If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# **Exercise.** On the four chips of section 3, how large may the two matrices be, so that the product still fits?
+# **Exercise.** On the four chips of section 3, how large can the two matrices get before the product no longer fits?
 # (A program can use 95.74 GiB of a v5p chip.) Find the largest multiple of 1,024 on paper. Then let the
 # compiler check it and the next one: put them into section 3's second cell in place of 200,000.
 #

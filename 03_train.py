@@ -15,7 +15,7 @@
 #
 # # 03 · LoRA on Gemma 4: every matrix, every token, every bit
 #
-# How does a model that answers in fragments learn to write the module you asked for? You'll plan small adapters
+# How does a model that only continues texts learn to write the module you asked for? You'll plan small adapters
 # for Gemma 4, load it onto four devices, ask it for an up-down counter, train the adapters, and ask again.
 # **If you've never used JAX, read [14 · JAX in ten minutes](14_jax.ipynb) first.**
 #
@@ -51,11 +51,11 @@ helpers.machine(devices=4)
 
 # %% [markdown]
 # ## 1. LoRA: W + (α/r) · A · B
-# In [00](00_quickstart.ipynb) the base model answered our up-down counter with a full stop. **How can you teach a
-# model of 31 billion weights without touching any of them?**
+# In [00](00_quickstart.ipynb) the base model answered our request for an up-down counter with a single period. **How can
+# you teach a model of 31 billion weights without touching any of them?**
 #
-# With *LoRA* (low-rank adaptation). Every layer has matrices W in each of its two halves, attention and MLP. All of
-# them stay frozen, and so does everything else. Beside each W you train two thin matrices, which together are an
+# With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W.
+# They all stay frozen, and so does everything else. Beside each W you train two thin matrices, which together are an
 # *adapter*. A narrows the input of W to r numbers (r is the `rank`), and B turns these into a correction of W's
 # output, which is scaled by α/r (α is `alpha`):
 #
@@ -63,11 +63,11 @@ helpers.machine(devices=4)
 # y = x @ W + alpha / r * (x @ A) @ B
 # ```
 #
-# Drawn to scale, for one matrix of the 31B, A and B are no more than two thin lines.
+# Drawn to scale for one matrix of the 31B, A and B are just two thin lines.
 #
 # ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
 #
-# **Who does what here?** JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
+# Seven libraries share the work. JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
 # Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints.
 
 # %%
@@ -85,25 +85,27 @@ from tables.stored import settings_here
 
 # %% [markdown]
 # ### Settings
-# **What do you have to choose?** Not the model: the data was made with one model's tokenizer, so 02 has chosen it.
-# The other settings have defaults. Those of the 31B mostly come from a published recipe ([10](10_published.ipynb)
-# asks how much of it holds), and the table shows the ones of your size. Two need an explanation:
+# **What do you have to choose?** You don't choose the model, because the data was made with one model's tokenizer, so
+# the data already decided. The other settings have defaults. The 31B's mostly come from a published recipe
+# ([10](10_published.ipynb) asks how much of it holds). The table shows the ones of your size, and two need an
+# explanation:
 #
 # - `mesh` arranges the devices along two axes, `fsdp` and `tp`. Section 6 shows what they cut. If it's empty, the page
 #   chooses.
-# - `base_dtype` says how the frozen weights are stored. If it's empty, that's as `dtype` says, usually bfloat16, which
-#   takes two bytes a number. int8 takes one byte, and rounds the weights to do so.
+# - `base_dtype` says how the frozen weights are stored. If it's empty, they're stored as `dtype` says, usually in
+#   bfloat16, which takes two bytes a number. int8 takes one byte, but it has to round the weights.
 #
 # <details><summary>Where do the defaults for your slice come from?</summary>
 #
-# [08](08_dryrun.ipynb) has compiled this page's step for several slices and row lengths. `settings_here` takes the
-# fastest that fits and is long enough for your rows, by its predicted tokens a second: its mesh, `base_dtype`, how many
+# [08](08_dryrun.ipynb) has compiled this page's step for several *slices* (groups of TPU chips) and row lengths. Of
+# the compiled steps that fit and are long enough for your rows, `settings_here` picks the one with the most predicted
+# tokens a second, and it takes int8 only if bfloat16 doesn't fit. From that step come the mesh, `base_dtype`, how many
 # rows are computed at once, and `remat`, which says what the backward pass computes again to save memory. If your rows
-# are longer than all of these, section 4 tells you whether the step fits.
+# are longer than in any compiled step, section 4 tells you whether yours fits.
 #
-# For example, on a v5e-8, such as Kaggle's free one, it stores the 31B in int8 ([11](11_qlora.ipynb)). In bfloat16 the
-# step wouldn't fit, because for rows of 2,048 tokens the compiler plans 17.3 GiB and a chip has 15.75. You then train
-# beside rounded weights, so [04](04_merge.ipynb) merges your adapters into those same weights.
+# For example, it stores the 31B in int8 on a v5e-8, such as Kaggle's free one ([11](11_qlora.ipynb)). In bfloat16 the
+# compiler plans 17.3 GiB for rows of 2,048 tokens, and a chip has 15.75. So you train beside rounded weights, and
+# [04](04_merge.ipynb) merges your adapters into those same weights.
 #
 # </details>
 
@@ -124,12 +126,13 @@ style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_
 
 # %% [markdown]
 # ### Where do the adapters go?
-# You can see that before you read 62 GB of weights, because JAX can build a model of shapes, in which only the numbers
-# are missing. Qwix finds modules by their paths, such as `layers.5.attn.q_einsum`, and gives adapters to each one that a
-# pattern matches. (Tunix computes attention with einsum, as in `torch.einsum`, and names the modules after it.)
+# You can see that before you read 62 GB of weights, because JAX can build a model of shapes only, without any numbers.
+# Qwix finds modules by their paths, such as `layers.5.attn.q_einsum`, and gives adapters to every module that a pattern
+# matches. (Tunix computes attention with einsum, as in `torch.einsum`, and names the modules after it.)
 #
-# Most layers, five of six in the 31B, are *sliding*: they look at the most recent tokens only. The others are *full*
-# and look at all of them. Their attention heads differ, so some modules have two lines in the table.
+# Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. The others
+# are *full*: their tokens look back at all of them. The two kinds have different attention heads, so some modules take
+# up two lines of the table.
 
 # %%
 train.keep_compilations(cfg.checkpoints)
@@ -150,15 +153,15 @@ print(f"{len(modules)} modules of {len(gemma.expected_modules(config))} have ada
 pictures.adapter_table(modules).style.hide(axis="index")
 
 # %% [markdown]
-# All of A and B are float32, and here's why. The optimizer, Adam, keeps two running averages for every trained
-# number, its *moments*. The second moment shrinks by the factor 0.999 a step. In bfloat16 that factor rounds to 1,
+# A and B are always float32, and here's why. The optimizer, Adam, keeps two running averages for every trained
+# number, its *moments*. Each step multiplies the second moment by 0.999. In bfloat16 that factor rounds to 1,
 # so the moment would never shrink.
 #
-# **Suppose the pattern forgets `k_einsum`, the key projection of the full layers. What does such a run look like?**
+# **Suppose the pattern misses `k_einsum`, the key projection of the full layers. What does such a run look like?**
 #
 # <details><summary>Answer</summary>
 #
-# Like any other, except that ten modules of the 31B train nothing. That's why we refuse a pattern that misses a
+# Like any other, except that ten modules of the 31B learn nothing. That's why we refuse a pattern that misses a
 # module, unless `partial=True` says that you mean it.
 #
 # </details>
@@ -166,9 +169,9 @@ pictures.adapter_table(modules).style.hide(axis="index")
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
 # ## 2. One batch
-# **What goes into one step?** Rows of notebook 02, which bring their `loss_mask`, `segment_ids` and `positions` along.
-# A whole step may be too large for the memory, so it's cut into *micro-batches*, whose gradients are added. The
-# arrays have the shape [M micro-batches, B rows, T tokens].
+# **What goes into one step?** Rows of notebook 02, with their `loss_mask`, `segment_ids` (which example a token belongs
+# to) and `positions`. All the rows of a step may not fit into memory together, so we cut them into *micro-batches* and
+# add up the gradients. The arrays have the shape [M micro-batches, B rows, T tokens].
 
 # %%
 helpers.show_source(train.packed_mask)
@@ -183,13 +186,13 @@ first = jax.tree.map(lambda array: array[0, 0], batch)
 pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])[0]))
 
 # %% [markdown]
-# In the upper picture each line is a token, and the coloured columns are the tokens that it may look at. So each
+# In the upper picture each line is a token, and the colored columns are the tokens that it may look at. So each
 # example is a triangle of its own.
 #
-# <details><summary><b>What would the last example learn from without these blocks?</b></summary>
+# <details><summary><b>What would go wrong if the whole row were one triangle?</b></summary>
 #
-# It would read the examples before it as if they were its own prompt. When the model is served, nothing stands before
-# the prompt.
+# The last example would see the examples before it as part of its own prompt. But when the model is served, nothing
+# stands before the prompt.
 #
 # </details>
 #
@@ -198,9 +201,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 # ## 3. One step, compiled
 # **What exactly is the loss?** At every position the model predicts the *next* token. Take the four tokens
 # `assign`, `y`, `=`, `a`. After `assign` it should say `y`, after `assign y` it should say `=`, and after
-# `assign y =` it should say `a`. So the token at t + 1 is predicted at t, and four tokens make three predictions. The
-# loss of each is −ln p, where p is the probability that the model gave to the token that's really there. Only tokens
-# that `loss_mask` marks are counted.
+# `assign y =` it should say `a`. So four tokens make three predictions, and the loss of each is −ln p, where p is the
+# probability that the model gave to the token that's really there. Only tokens that `loss_mask` marks are counted.
 #
 # Each micro-batch returns the *sum* of its losses and the number of its trained tokens. We divide only once, for the
 # whole step, so that every token counts the same ([14](14_jax.ipynb), section 3, shows what happens otherwise).
@@ -209,10 +211,10 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # <details><summary>Answer</summary>
 #
-# The output matrix. It has a column for each of the 31B's 262,144 tokens, and what comes out are the *logits*, a
-# score for each of these tokens. They're the largest arrays of a step, and we need them only at the trained positions.
-# So `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone.
-# If those are too many, it works on half a row at a time.
+# The output matrix. It has a column for each of the 31B's 262,144 tokens, and it computes the *logits*, a score for
+# each of them. These would be the largest arrays of a step, but we need them only at the trained positions. So
+# `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone. If
+# those are too many, it works on half a row at a time.
 #
 # </details>
 
@@ -232,16 +234,15 @@ if steps < 20 and not cfg.max_steps:
 
 # %% [markdown]
 # `train_step` is a whole optimizer step in one function. `jax.value_and_grad` gives loss and gradient, and
-# `jax.lax.scan`, a compiled loop, goes over the micro-batches. So two hundred of them should need about as much memory
-# as two.
-# If the base is in bfloat16, the loss multiplies with a bfloat16 copy of the adapters, like autocast in PyTorch.
-# AdamW (Adam with weight decay) updates the float32 originals. The step reads the frozen weights, but it doesn't
-# return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we didn't take Tunix's trainer.)
+# `jax.lax.scan`, a compiled loop, goes over the micro-batches, so two hundred of them should need about as much memory
+# as two. If the base is in bfloat16, the loss uses a bfloat16 copy of the adapters, like autocast in PyTorch, but
+# AdamW (Adam with weight decay) updates the float32 originals. The step reads the frozen weights and doesn't
+# return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use Tunix's trainer.)
 #
 # We replaced one part of Tunix's model. Its attention computes all T x T scores of a row and then masks most of
 # them away. Ours multiplies a block of queries only with the keys that at least one of them may see.
 #
-# Compiling the step takes minutes for the 31B, but it needs no weights. So it starts now, in a thread of its own.
+# Compiling the step takes minutes for the 31B. But it needs no weights, so it starts now, in the background.
 
 # %%
 with helpers.phase("tracing the optimizer step"):
@@ -253,9 +254,9 @@ ahead = train.compile_ahead(lowered)
 # **A step is one compiled program. It needs shapes to be compiled, and weights only to run.**
 #
 # ## 4. Load, ask, train
-# **What does the model say before it's trained?** First we need its weights. `load_base` calls Tunix's loader,
-# which puts each weight of the Hugging Face files onto its devices, in bfloat16. (Only the tiny model is trained in
-# float32: a CPU without bfloat16 units is faster with it.)
+# **What does the model say before it's trained?** To ask it, we need its weights. `load_base` calls Tunix's loader,
+# which puts each weight of the Hugging Face files onto its devices, usually in bfloat16. (The tiny model is trained in
+# float32, because a CPU without bfloat16 units is faster with it.)
 
 # %%
 began = time.perf_counter()
@@ -278,13 +279,12 @@ counter = chats[0][-1]["content"]
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That's where we start from. You'll ask again in section 5.
-#
-# The model gets its real adapters now. `start` then takes it apart into what changes and what's frozen.
+# That's where we start from. You'll ask again in section 5. Now the model gets its real adapters, and `start` takes it
+# apart into what changes and what's frozen.
 #
 # **What if the run is interrupted?** A *checkpoint* on the disk holds what changes: the adapters, Adam's moments,
 # and the position in the data. It also holds the *recipe*, which is everything that decides what's being trained.
-# If you change the recipe, we refuse to go on from the old checkpoint.
+# If you've changed the recipe, we refuse to go on from the old checkpoint.
 
 # %%
 with helpers.phase("adding the adapters", every=60):
@@ -306,10 +306,11 @@ pictures.memory_table(held)
 # %% [markdown]
 # *Temporaries* are the gradients, the logits, weights that a chip has just gathered, and the *activations* of one
 # micro-batch: what its forward pass keeps for the backward pass. *Fresh outputs* are returned arrays that don't take
-# an old one's place. If a step doesn't fit, `remat` (rematerialisation) keeps less and computes it again.
+# an old one's place. If a step doesn't fit, `remat` (rematerialization) helps: we keep fewer activations, and compute
+# the others again.
 #
 # Now train. In the first steps, the *warm-up*, the learning rate rises from 0, so the very first step changes
-# nothing yet. If you're interrupted, restart and choose *Run All*: it goes on where it was.
+# nothing yet. If the run is interrupted, restart the kernel and choose *Run All*: it goes on from its last checkpoint.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
@@ -337,8 +338,8 @@ train.write_machine(
     micro_batches=micro_batches, micro_rows=micro_rows, sequence_length=length, remat=cfg.remat)
 
 # %% [markdown]
-# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, the unit that comes with natural logarithms: a
-# model that guesses blindly among n tokens pays ln n for each.
+# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, the unit that comes with natural logarithms. A
+# model that guesses blindly among n tokens has a loss of ln n nats.
 
 # %% tags=["raises-exception"]
 style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
@@ -346,22 +347,22 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# **Can the held-out loss lie below the training loss?** Yes, and it's no leak. Within the first epoch every training
-# row is new to the model when its loss is measured, so both curves are about unseen rows. The held-out ones are just a
-# few, and may be easier than the average. So compare each curve with itself.
+# **Can the held-out loss lie below the training loss?** Yes, and that's not a leak. In the first epoch every training
+# row is still new to the model when its loss is measured, so both curves are about unseen rows. And the few held-out
+# rows may happen to be easier. So compare each curve with itself, not with the other one.
 #
 # **And what does it mean if the held-out loss rises while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
 #
-# The model has begun to memorise its rows. The held-out loss is the one that counts, because it's on requests
+# The model has begun to memorize its rows. The held-out loss is the one that counts, because it's on requests
 # that the model hasn't seen. Once it rises, you've trained too long.
 #
 # </details>
 #
 # ### Would it come back?
 # **What if the machine had died just before the end?** Everything in memory would be gone, and a new process would
-# have only the disk. We do what that process would do: read the newest checkpoint before the last one, and train on
+# have only the disk. We do what that process would do: restore the last checkpoint before the final one, and train on
 # from there (at most ten steps, so it stays short). **Do you expect the same losses, or nearly the same?**
 
 # %% tags=["raises-exception"]
@@ -377,11 +378,11 @@ if again.step == state.step:
 again = earlier = None  # frees their arrays
 
 # %% [markdown]
-# "As before" means the same number, to the last bit: the checkpoint has everything that changes, Grain goes on at the
-# same row, and the same program makes the same numbers. (If the run's last step is among these, you also see the
-# hashes of both adapters.)
+# "As before" means the same number, to the last bit. It works because the checkpoint has everything that changes, Grain
+# goes on at the same row, and the same program makes the same numbers. (If these steps reach the end of the run, you
+# also see the hashes of both adapters.)
 #
-# **The held-out loss tells you when to stop, and a run that's interrupted loses nothing but time.**
+# **The held-out loss tells you when to stop, and an interrupted run loses nothing but time.**
 #
 # ## 5. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
@@ -393,8 +394,9 @@ style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 records.Answers(chats[0], cfg.answer_tokens, before[0], after[0]).save()  # 04 asks it again
 
 # %% [markdown]
-# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. Here's one of the held-out requests, beside the
-# dataset's own answer. Most of the tiny modules have only one natural form, so the texts may well be the same.
+# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. Here's one of the held-out requests, with the
+# dataset's own answer on the right. Most of the tiny modules have only one natural form, so the texts may well be the
+# same.
 
 # %% tags=["raises-exception"]
 style.side_by_side({"base": before[1], "tuned": after[1], "dataset": samples[0].answer},
@@ -407,10 +409,9 @@ print(f"{same} of {len(samples)} held-out answers match the dataset's to the let
 #
 # ## 6. How do four chips share a step?
 # **Who holds which part of a matrix?** That's what the two axes of `mesh` decide. `fsdp` (fully sharded data
-# parallelism) cuts the batch and the storage of the weights. When a matrix is used, an *all-gather* collects its pieces
-# and gives every chip all of them. With `tp` (tensor parallelism) each chip keeps its piece, and computes some of the
-# attention heads and MLP columns. Then a *reduce-scatter* adds one array from each chip, and leaves every chip a part
-# of the sum.
+# parallelism) cuts the batch, and the weights only for storage: when a matrix is used, an *all-gather* brings all its
+# pieces to every chip. With `tp` (tensor parallelism) each chip keeps its piece, and computes some of the attention
+# heads and MLP columns. Then a *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
@@ -418,22 +419,23 @@ print(f"{same} of {len(samples)} held-out answers match the dataset's to the let
 # the heads of the 31B allow a `tp` of 4 at most. **With `fsdp` the weights travel, and with `tp` the activations do.**
 #
 # ## 7. What was checked
-# **Why should you believe any of this?** Because three tests in `tests/` compare it with something independent. The
-# loss and all gradients of a packed row equal those of its examples one by one, computed with a textbook loss. One
-# optimizer step equals PyTorch's with PEFT, from the same A and B. And a run that's ended by `kill -9` at any point
-# continues to the same bits, even if its newest checkpoint is only half written.
+# **Why should you believe any of this?** Because tests in `tests/` check it against something independent:
 #
-# **So each of these claims can fail a test.**
+# - The loss and all gradients of a packed row equal those of its examples one by one, computed with a textbook loss.
+# - One optimizer step equals PyTorch's with PEFT (Hugging Face's adapter library), from the same A and B.
+# - A run that `kill -9` ended continues to the same bits, even if its newest checkpoint is only half written.
+#
+# **If one of these claims stops being true, a test fails.**
 #
 # ## Recap
 # - Every matrix of attention and MLP has float32 adapters, and they change nothing before the first step.
-# - The step weighs every token equally and returns only what changed.
-# - You can kill a run at any moment, and it continues to the same bits.
+# - The step weighs every trained token equally and returns only what changed.
+# - You can kill a run, and it continues to the same bits.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. With half the rank, how many numbers are trained? Write your answer down, then count.
+# 1. How many numbers are trained at half the rank? Write your answer down, then count.
 #
 # <details><summary>Solution</summary>
 #
@@ -444,7 +446,7 @@ print(f"{same} of {len(samples)} held-out answers match the dataset's to the let
 # print(sum(pair["a"].size + pair["b"].size for pair in pairs), trainable // 2)
 # ```
 #
-# Half as many, because A and B both have one axis of length r. Both numbers that it prints are the same.
+# Half as many, because A and B both have one axis of length r. So it prints the same number twice.
 #
 # </details>
 #

@@ -16,8 +16,9 @@
 # # 04 · From the checkpoint to a model every engine agrees on
 #
 # How do a few small matrices become part of a model of 62 GB, and how do you know that nothing got lost on the
-# way? You'll merge one matrix by hand, learn what's different about the others, and write a folder that vLLM
-# serves as it is. The same adapters also go into the format of PEFT, Hugging Face's adapter library.
+# way? You'll merge one matrix by hand, learn what's different about the others, and write a folder that vLLM (the
+# server of notebook 05) can serve as it is. The adapters alone are saved, too, in the format of PEFT, Hugging Face's
+# adapter library.
 #
 # | | |
 # |---|---|
@@ -55,8 +56,8 @@ helpers.machine()
 # ones. `A` narrows the layer's input to `r` numbers (r is the rank), and `B` widens them to the output. Training
 # computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds `(alpha / r) · (A B)ᵀ` to W, once and for all.
 #
-# We'll do one matrix by hand. You have nothing to decide, because `train/recipe.json` brings rank, alpha and base
-# along. The four settings can stay as they are.
+# Let's do that for one matrix. You have nothing to decide, because `train/recipe.json` brings rank, alpha and base
+# along, and the four settings below can stay as they are.
 
 # %%
 import json
@@ -102,9 +103,9 @@ for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
-# Those are the six pairs of the first layer. Now the base. `open_model` reads where each tensor is stored, but it
-# loads nothing. A fingerprint tells us whether this is the base that 03 trained on, and `language_prefix` finds how
-# the language model's tensors are called, and checks that all are there.
+# Those are the six pairs of the first layer. Now the base. A fingerprint tells us whether it's the one that 03 trained
+# on. `open_model` reads where each tensor is stored, but it loads nothing. And `language_prefix` finds out what the
+# language model's tensors are called, and checks that they're all there.
 
 # %%
 base = remote.stage(cfg.base or recipe.base_path)
@@ -117,9 +118,8 @@ total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
 # %% [markdown]
-# Here's the whole merge for one matrix, the MLP's `down_proj`. How do we know that it's right? We
-# send a random input through both: the merged matrix must give what base and adapter give together, up to one
-# rounding to bfloat16.
+# Here's the whole merge for one matrix, the MLP's `down_proj`. How do we know that it's right? We send random inputs
+# through: the merged matrix has to give what base and adapter give together, up to one rounding to bfloat16.
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
@@ -139,24 +139,27 @@ print(f"the outputs differ by {apart:.3%}; rounding moves a number by up to {rou
 assert apart < rounding
 
 # %% [markdown]
-# **That's a complete merge, and it's right.** Rounding moves each weight by at most half a step, and in a sum such errors
-# of both signs partly cancel, so the outputs have to differ by less. Three problems are left. The adapters of attention
-# don't have the plain shapes `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently
-# (section 3). And 62 GB don't fit into the memory of a small machine (section 4).
+# Rounding moves each weight by at most the second percentage. Such errors have both signs, so they partly cancel in a
+# sum, and the outputs have to differ by less than that. They do.
+#
+# **That's a complete merge, and it's right.** But three problems are left. Attention's adapters don't have the plain
+# shapes `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't
+# fit into the memory of a small machine (section 4).
 #
 # <details><summary><b>Why is <code>A B</code> transposed before it is added?</b></summary>
 #
-# `A B` is `[in, out]`, as `x A B` needs it. Hugging Face stores `[out, in]`, like
+# `A B` is `[in, out]`, because `x A B` needs it that way. But Hugging Face stores `[out, in]`, like
 # `torch.nn.Linear`, which computes `x Wᵀ`.
 #
 # </details>
 #
 # ## 2. Two names for every matrix
-# **Why can't we do the same for every matrix?** Because the two libraries cut the same network differently. Tunix
-# trained it; Hugging Face (HF) defines the files that everybody reads. HF has flat `[out, in]` matrices. Tunix
-# keeps attention heads as an axis of their own. In *sliding* layers, which attend to a window of recent tokens,
-# Tunix stores the projections to keys and values as one array. *Full* layers attend to all tokens. In those of the
-# 31B and of the tiny model, keys and values are the same numbers, so there's a `k_proj` and no `v_proj`.
+# **Why can't we do the same for every matrix?** Because two libraries store the same network differently: Tunix, which
+# trained it, and Hugging Face (HF), whose files everybody reads. HF has flat `[out, in]` matrices, but Tunix keeps
+# attention heads as an axis of their own. There are also two kinds of layers. In *sliding* layers, which attend to a
+# window of recent tokens, Tunix stores the projections to keys and values as one array. *Full* layers attend to all
+# tokens. In those of the 31B and of the tiny model, one projection gives both keys and values, so there's a `k_proj`
+# and no `v_proj`.
 #
 # Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t`
 # tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or
@@ -179,8 +182,8 @@ style.folded("the other kinds", table[~is_shown])
 # %% [markdown]
 # <details><summary><b>How do two HF matrices come out of one <code>kv_einsum</code>?</b></summary>
 #
-# `A` narrows the input for both, so both share it. `B` has an axis `c` of length 2, keys first,
-# then values: each half is the `B` of one matrix. A PEFT run would have trained two `A`s.
+# `A` narrows the input for both, so both share it. `B` has an axis `c` of length 2, first keys and then values, so each
+# half is the `B` of one matrix. (PEFT would have trained two `A`s.)
 #
 # </details>
 #
@@ -188,7 +191,7 @@ style.folded("the other kinds", table[~is_shown])
 #
 # ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
 #
-# To merge, we want two plain matrices for each HF matrix, `A [in, r]` and `B [r, out]`. We fold the heads into one
+# To merge, we need a plain pair for each HF matrix, `A [in, r]` and `B [r, out]`. So we fold the heads into one
 # axis, and split what Tunix has stacked. One function does it for every kind:
 
 # %%
@@ -202,7 +205,8 @@ np.testing.assert_allclose(ours, theirs.reshape(ours.shape), rtol=1e-9, atol=1e-
 print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 
 # %% [markdown]
-# Tests do this for every kind, and section 6 proves that Hugging Face concatenates heads in the same order.
+# Tests do this for every kind, and section 6 shows that Hugging Face concatenates heads in the same order.
+#
 # **One function knows how every kind comes apart, so nothing else has to.**
 #
 # ## 3. Nothing missing, nothing left over
@@ -215,7 +219,7 @@ print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 # </details>
 #
 # So before we write a byte, we compare three lists: what the config says, what the checkpoint holds, and what
-# the base holds. Any difference stops us, with its name. (More tensors will change than there are modules,
+# the base holds. Any difference is an error that names the matrix. (More tensors will change than there are modules,
 # because each `kv_einsum` is two tensors in the files.)
 
 # %%
@@ -231,14 +235,14 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 #
 # <details><summary>Answer</summary>
 #
-# Next to none. The base is copied file by file, the copy is mapped into memory, and 1,024 rows of
-# a matrix at a time are read, changed and written back in place. Everything without an adapter (embedding,
-# norms, the vision tower) is the base's, byte for byte, because it was copied.
+# Next to none. We copy the base file by file and map the copy into memory. Then we read 1,024 rows of a matrix at a
+# time, change them, and write them back in place. Everything without an adapter (embedding, norms, the vision tower)
+# stays the base's, byte for byte.
 #
 # </details>
 #
-# Each piece is merged as in section 1. On the way we note how large the base, the change and the rounding are,
-# for section 5. If the merged folder is there already and nothing has changed, this takes no time.
+# Each piece is merged as in section 1. If the merged folder is already there and nothing has changed, this takes no
+# time.
 
 # %%
 with helpers.phase(f"merging {len(plan)} of {len(tensors)} tensors"):
@@ -251,12 +255,12 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
 # `merge.json` has the hash of every file and of everything that the files were made from. 05 checks it before it
 # serves.
 #
-# Did 03 store the base as int8, as it does with the 31B on a v5e-8? Then the adapters are added to the rounded
-# weights that they were trained beside. The adapter alone is served beside the unrounded base, so its answers can
-# differ from the merged model's. How much they do at 31B, nobody has measured.
+# Did 03 store the base as int8, as it does with the 31B on a v5e-8? Then we add the adapters to the rounded weights
+# that they were trained beside. If you serve the adapter alone, it runs beside the unrounded base, so its answers can
+# differ from the merged model's. Nobody has measured by how much at 31B.
 #
 # ### Ask the merged weights
-# **Does the folder know what the adapters knew?** Load it like any base model, without adapters, and ask it what
+# **Does the folder know what the adapters knew?** We load it like any base model, without adapters, and ask it what
 # notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
 
 # %%
@@ -273,7 +277,7 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 
 # %% [markdown]
 # ### The adapter alone
-# `adapter/` holds the same tuning in two gigabytes (at 31B), in the format of
+# `adapter/` holds the same fine-tune in two gigabytes (at 31B), in the format of
 # [PEFT](https://github.com/huggingface/peft): `lora_A [r, in]` and `lora_B [out, r]` for each HF
 # matrix.
 #
@@ -281,16 +285,18 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 #
 # <details><summary>Answer</summary>
 #
-# For vLLM. It loads such a `k_proj` *weight* into both the K and the V part of the one matrix in which it
-# keeps q, k and v, but an *adapter* for it reaches the K part only. PEFT finds no such module and ignores the copy.
+# For vLLM. It keeps q, k and v in one matrix. It loads such a `k_proj` *weight* into both the K and the V part, but an
+# *adapter* for `k_proj` reaches the K part only. So we save a copy for the V part. PEFT finds no such module and
+# ignores the copy.
 #
 # </details>
 #
 # **A merge copies every byte that it doesn't change.**
 #
 # ## 5. What the fine-tune touched
-# **How much did the fine-tune change?** Norms tell us two things about each matrix. How large is the change,
-# compared with the matrix (`‖ΔW‖ / ‖W‖`)? And how much of the change did we lose by rounding the sum?
+# **How much did the fine-tune change?** Norms tell us two things about each matrix: how large the change is compared
+# with the matrix (`‖ΔW‖ / ‖W‖`, in the table), and how much of the change we lost by rounding the sum (the line above
+# it).
 
 # %%
 norms = merge.norms_table(record)
@@ -300,36 +306,36 @@ pictures.heat_map(norms)
 
 # %% [markdown]
 # Our tiny run changes its matrices a lot, because the tiny base had never seen an instruction and learned at a high
-# rate. So rounding hardly matters. **What would happen to a change of a tenth of a percent?**
+# rate. So rounding hardly matters here. **What would happen to a change of a tenth of a percent?**
 #
 # <details><summary>Answer</summary>
 #
-# Small updates can vanish: bfloat16 keeps 8 significant bits, so whatever moves a weight by less
-# than half a step of its last bit is rounded away. If the change is below one percent in your
-# run, compare the merged model with base + adapter ([05](05_serve_vllm.ipynb) does) before you
-# serve it.
+# Much of it could vanish. bfloat16 keeps 8 significant bits, so a change of less than half a step of a weight's last
+# bit is rounded away. If the change is below one percent in your run, compare the merged model with base + adapter
+# ([05](05_serve_vllm.ipynb) does) before you serve it.
 #
 # </details>
 #
 # ### How strongly should the adapters be applied?
-# Merging adds `alpha / r` times `A B`, as strongly as in training. **What if it were 0.5 or 1.5 times as much?** We
-# trained adapters for 100 steps on 02's rows, applied them 0 to 1.5 times as strongly, and asked for 07's 38 problems
-# each time.
+# Merging adds `alpha / r` times `A B`, as strongly as in training. **What if it were half or one and a half times as
+# much?** We trained adapters for 100 steps on 02's rows, applied them 0 to 1.5 times as strongly, and asked 07's 38
+# problems each time.
 
 # %%
 runs = pictures.read_scales()
 style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy answers, measured")
 
 # %% [markdown]
-# Without its adapters the model passes nothing, and a part of their strength already brings most of the answers. The
-# grey band is the noise: so much would the count vary if each problem were a coin flip with this chance of passing.
-# Points in the band can't be told apart. (`python -m appendix.scales` adds two seeds.)
+# Without its adapters the model passes nothing, but well below their full strength it already passes most of what it
+# will. The gray band is the noise: it's how far the count would typically vary if each problem were a coin flip with
+# this chance of passing. So points in the band can't be told apart. (`python -m appendix.scales` adds two seeds.)
 #
-# **Leave the scale as it was trained: there's little to win.**
+# **Leave the scale as it was trained, because there's little to win.**
 #
 # ## 6. Do all engines agree?
-# **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, and `tests/test_merge.py`
-# compares the log-probability of every token of the vocabulary at every position (tiny base, random `A` and `B`):
+# **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, the first five rows below.
+# `tests/test_merge.py` compares the log-probability of every token of the vocabulary at every position (tiny base,
+# random `A` and `B`). The last two rows show what a difference looks like:
 #
 # | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
@@ -341,9 +347,8 @@ style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy 
 # | vLLM, base + adapter without the copied `v_proj` | **1.4** (0.074) | **1.3** (0.086) |
 # | HF, base alone | 13 (1.5) | 13 (1.5) |
 #
-# **In float32 the five paths are one model.** In bfloat16 they differ by 0.033 to 0.040 in the mean. The same test asks
-# HF and vLLM for the untouched base, too, and there they differ by 0.034. So that's the noise of the arithmetic, and not
-# of the merge.
+# In float32 the five paths agree up to rounding. In bfloat16 they differ by 0.033 to 0.040 in the mean. Is that the
+# merge's fault? No: the same test asks HF and vLLM for the untouched base, too, and they differ by 0.034 there.
 #
 # <details><summary><b>Which row would you have missed without this test?</b></summary>
 #
@@ -351,6 +356,8 @@ style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy 
 # prevents that.
 #
 # </details>
+#
+# **All five paths are one model, up to the rounding of the arithmetic.**
 #
 # ## 7. Give it to others
 # **What would a stranger need to know to use your model?** What it was made from and how to ask it. A model card
@@ -374,9 +381,7 @@ helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)
 
 # %% [markdown]
-# **Publish how to ask it, and not only what it is.**
-#
-# To publish (`HF_TOKEN` needs write access; add your licence and 07's scores to the card first):
+# To publish (`HF_TOKEN` needs write access; add your license and 07's scores to the card first):
 #
 # ```python
 # from huggingface_hub import HfApi
@@ -386,16 +391,18 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# You train on one machine and serve on another.
+# If you train on one machine and serve on another,
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) says how the result
-# gets from one to the other.
+# gets there.
+#
+# **Publish how to ask the model, and not only what it is.**
 #
 # ## 8. Extra: four bits
-# **Could one chip serve the tuned 31B?** Its bfloat16 weights are nearly twice what a v6e chip has. With four bits a
-# weight they leave room (05, section 5, does the arithmetic), and vLLM on a TPU loads such a folder: W4A16, four bits
-# for weights, sixteen for the numbers that they're multiplied with. Four bits give only sixteen values, so every 32
-# neighbours in a row get a step of their own. It's chosen so that the largest of them (by size, not sign) becomes -8,
-# and the others are rounded to whole numbers from -8 to 7.
+# **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits
+# a weight they'd leave room (05, section 5, does the arithmetic). vLLM on a TPU accepts a format for that, W4A16: four
+# bits for weights, sixteen for the numbers that they're multiplied with. Four bits give only sixteen values, so every
+# 32 neighbors in a row get a step size of their own. It's chosen so that the largest of them (by size, not sign)
+# becomes -8, and the others are rounded to whole numbers from -8 to 7.
 
 # %%
 if cfg.four_bits:
@@ -404,37 +411,38 @@ if cfg.four_bits:
           f"{errors.max():.1%} of its norm")
 
 # %% [markdown]
-# **Does it cost answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can compute with
-# them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes such a
-# folder, and [07](07_eval.ipynb) can judge it beside the tuned model. [05](05_serve_vllm.ipynb) serves the packed one
-# with `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`. We haven't
-# run that. What we have checked: compressed-tensors, the library that defines the format, unpacks exactly these
-# weights, transformers computes with the folder, and vLLM reads its settings.
+# **Will it give worse answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can
+# compute with them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes
+# such a folder, and [07](07_eval.ipynb) can judge it beside the tuned model. To serve the packed folder,
+# [05](05_serve_vllm.ipynb) would take
+# `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`, but we haven't
+# run that. We did check that compressed-tensors, the library that defines the format, unpacks exactly these
+# weights, that transformers computes with the folder, and that vLLM reads its settings.
 #
 # <details><summary><b>Can I tune a model that doesn't mind four bits?</b></summary>
 #
 # Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
-# bfloat16, but it was trained so that its weights lie on four-bit steps (*quantisation-aware training*).
+# bfloat16, but it was trained so that its weights lie on four-bit steps (*quantization-aware training*).
 # Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
 # they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7 %
 # ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
-# The merge moves them off their steps a little. How much that costs, nobody has measured yet.
+# The merge moves them off their steps a little, and nobody has measured yet how much that costs.
 #
 # </details>
 #
-# **Sixteen values cost far more than bfloat16's rounding does, so judge before you serve.**
+# **Four bits round far more coarsely than bfloat16 does, so judge before you serve.**
 #
 # ## Recap
 #
 # - `merged/` is base + `(alpha / r) · (A B)ᵀ`: a float32 sum, rounded once. Every other byte is the base's.
 # - `adapter/` loads in PEFT and in vLLM, with the same log-probabilities up to rounding.
-# - `merge.json` has the hashes: a copy can be checked, and a second run is free.
+# - `merge.json` has the hashes, so a copy can be checked.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercise
-# *Unmerge* the matrix of section 1: subtract `delta` from `merged` in float32, and round to W's dtype again. Do you get
-# W back? Guess which share of its entries come back exactly, and then count.
+# *Unmerge* section 1's matrix: subtract `delta` from `merged` in float32, and round to W's dtype again. Do you get
+# W back? Guess what share of its entries comes back exactly, and then count.
 #
 # <details><summary>Solution</summary>
 #
@@ -445,9 +453,9 @@ if cfg.four_bits:
 # assert 0 < off < rounding
 # ```
 #
-# Most of them, and not all. The merge rounded W + ΔW to 8 significant bits, and what was rounded away doesn't come
-# back. How far you end up from W is less than rounding moves a number, which is what the last line checks. So keep the
-# base: a merged folder doesn't hold it any more.
+# Most of them, but not all. The merge rounded W + ΔW to 8 significant bits, and what was rounded away doesn't come
+# back. As the last line checks, the distance from W is still less than one rounding can move a number. So keep the
+# base, because you can't get it back from the merged folder.
 #
 # </details>
 #

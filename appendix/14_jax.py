@@ -15,9 +15,9 @@
 #
 # # 14 · JAX in ten minutes
 #
-# **You know PyTorch, and [03](03_train.ipynb) trains in JAX. What do you have to know before you read it?** Five
-# ideas. You'll try each of them in one cell, on random matrices and four simulated devices. At the end you'll
-# know why 03's training step looks as it does, and why we didn't take a trainer that was there already.
+# **You know PyTorch, and [03](03_train.ipynb) trains in JAX. What do you have to know before you read it?** Six
+# ideas. You'll try each of them in a cell or two, on random matrices and four simulated devices. At the end you'll
+# know why 03's training step looks the way it does, and why we wrote it ourselves.
 #
 # | | |
 # |---|---|
@@ -50,7 +50,7 @@ import helpers
 helpers.machine(devices=4, always="tiny")
 
 # %% [markdown]
-# <details><summary>A small dictionary from PyTorch to JAX</summary>
+# <details><summary>A small dictionary from PyTorch to JAX, to look things up later</summary>
 #
 # | PyTorch | here |
 # |---|---|
@@ -68,7 +68,7 @@ helpers.machine(devices=4, always="tiny")
 #
 # ## 1. Functions are compiled, for one shape
 # **When does Python run your function?** Not at every call. `jax.jit` *traces* a function: it runs it once, with
-# placeholders that have a shape and no values, and records every operation. Then the compiler, XLA, turns that
+# placeholders that have a shape but no values, and records every operation. Then the compiler, XLA, turns that
 # record into one program. **The loop below calls `lengths` three times. How often does it print "traced"?**
 
 # %%
@@ -94,17 +94,17 @@ for tokens in (16, 16, 32):
     print(f"{tokens} tokens, the first one's vector has length {lengths(x[:tokens])[0]:.2f}")
 
 # %% [markdown]
-# Twice, because the second call found a program for its shape. For the 31B a compilation takes minutes. That's
-# why all our rows have one length, and why 02 packs them full. And because tracing needs only shapes, 03 compiles its
-# step before it has loaded a single weight.
+# Twice, because the second call found a program for its shape. For the 31B (Gemma 4 with 31 billion weights) compiling
+# takes minutes, so all our rows have the same length, and 02 packs them full. And because tracing needs only shapes, 03
+# can start compiling its step before it has loaded a single weight.
 #
 # **A compiled function belongs to one shape, so keep your shapes the same.**
 #
 # ## 2. Gradients come from functions
-# **Where's `.backward()`?** There is none, and no array has a `.grad`. `jax.value_and_grad(f)` is a new function.
-# It returns the value of `f`, and its gradient for the first argument. That argument may be a *tree*: nested
-# dictionaries and lists of arrays. Below, `pair` is a small LoRA adapter beside a matrix `W`. Nobody asks for the
-# gradient of `W`, so `W` stays frozen.
+# **Where's `.backward()`?** There isn't one, and no array has a `.grad`. Instead, `jax.value_and_grad(f)` makes a new
+# function. It returns the value of `f`, and its gradient with respect to the first argument. That argument can be a
+# *tree*: nested dictionaries and lists of arrays. Below, `pair` is a small LoRA adapter: two thin matrices whose
+# product is added to a large one, `W`. Nobody asks for the gradient of `W`, so `W` stays frozen.
 
 # %%
 W = jax.random.normal(key_w, (16, 24))
@@ -124,22 +124,22 @@ print(f"loss {value:.3f}, after one small step {loss_of(stepped, x):.3f}")
 # %% [markdown]
 # <details><summary><b>Why is <code>a</code>'s gradient zero?</b></summary>
 #
-# `a` is multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on purpose: the
-# model with fresh adapters is still the base. After one step `b` isn't zero any more, and `a` learns, too.
+# `a` is multiplied by a `b` of zeros, so for now nothing depends on it. LoRA starts like this on purpose, because then
+# the model with fresh adapters is still the base. After one step `b` isn't zero anymore, so `a` learns, too.
 #
 # </details>
 #
-# `jax.tree.map` calls a function on every array of a tree, or on the pairs of two trees.
+# `jax.tree.map` calls a function on every array of a tree, or on matching arrays of two trees.
 #
-# **You differentiate a function, and what you don't pass as its first argument is frozen.**
+# **You differentiate a function, and whatever isn't its first argument is frozen.**
 #
 # ## 3. A loop in the program, and a mean that isn't one
-# **How do you add up the gradients of several micro-batches?** A Python loop would be unrolled into the program,
-# once for each of them. `jax.lax.scan` is a loop *inside* the program. It carries a value from one round to the
-# next, here the sums of losses and of gradients.
+# **How do you add up the gradients of several micro-batches** (the pieces that a large batch is cut into)? A Python
+# loop would be unrolled, so its body would be in the program once for each micro-batch. `jax.lax.scan` is a loop
+# *inside* the program. It carries a value from one round to the next, here the sums of losses and of gradients.
 #
-# There are two micro-batches below, and the mask says which tokens count: 30 of the first one's, and 2 of the
-# second one's. **Does it matter whether you average once over all 32 tokens, or average both means?**
+# There are two micro-batches below, and the mask says which tokens count: 30 in the first micro-batch, and 2 in the
+# second. **Does it matter whether you average once over all 32 tokens, or average the two means?**
 
 # %%
 mask = jnp.zeros((2, 32)).at[0, :30].set(1).at[1, :2].set(1)
@@ -170,15 +170,15 @@ over_all, of_means = both_ways(pair, batch, mask)
 print(f"mean over all {mask.sum():.0f} tokens: {over_all:.2f}; mean of both means: {of_means:.2f}")
 
 # %% [markdown]
-# It does. In the mean of means the second micro-batch's two tokens weigh as much as the first one's thirty. That's
-# why 03's micro-batches return *sums*, and why its step divides only once.
+# It does. In the mean of means, the second micro-batch's two tokens weigh as much as the first micro-batch's thirty.
+# That's why 03's micro-batches return *sums*, and why its step divides only once.
 #
 # **Sum over the micro-batches, and divide once.**
 #
 # ## 4. One array, several devices
-# **How can one array lie on four chips?** The *mesh* arranges the devices as a grid and gives its axes names. We
-# use `fsdp` (fully sharded data parallelism) and `tp` (tensor parallelism). A *partition spec* says which axis cuts
-# which dimension: `P("fsdp", "tp")` cuts the rows of a matrix over `fsdp` and its columns over `tp`. In your program
+# **How can one array lie on four chips?** A *mesh* arranges the devices as a grid and names its axes. Ours are
+# called `fsdp` (fully sharded data parallelism) and `tp` (tensor parallelism). A *partition spec* says which axis cuts
+# which dimension: `P("fsdp", "tp")` cuts the rows of a matrix along `fsdp` and its columns along `tp`. In your program
 # it's still one array.
 
 # %%
@@ -191,15 +191,15 @@ product = jax.jit(jnp.dot)(rows, kernel)
 print(f"rows @ kernel: {product.shape}, {product.sharding.spec}, and nobody asked for that")
 
 # %% [markdown]
-# The compiler works out how results are cut from how the inputs are, and it inserts communication wherever a device
-# needs data that another one holds. You choose the cuts, and you never write a send.
+# From the cuts of the inputs the compiler works out how to cut the results. Where a device needs data that another one
+# holds, it inserts the communication. You choose the cuts, and you never write a send.
 #
 # ### Which mesh? Heads limit it
-# **How would you cut the 31B over sixteen chips?** With `tp` each chip gets whole attention heads, so `tp` has to
-# divide every head count. The 31B has 32 query heads and 16 *KV heads*, the heads of keys and values, each of which
-# serves several query heads (that's grouped-query attention, GQA). But ten of its layers have just **4** KV heads.
-# They are the *full* layers, which look at all tokens; the other fifty are *sliding* and look at the last 1,024.
-# **What happens with `tp=8`?**
+# **How would you cut the 31B for sixteen chips?** With `tp` each chip gets whole attention heads, so `tp` has to
+# divide every head count. A layer of the 31B has 32 query heads. Fifty layers have 16 *KV heads*, the heads of keys
+# and values, each of which serves several query heads (that's grouped-query attention, GQA). These layers are
+# *sliding*: their tokens look back at the last 1,024. But the other ten, the *full* layers whose tokens look back at
+# everything, have just **4** KV heads. **What happens with `tp=8`?**
 
 # %%
 big = architecture.read_config("data/configs/gemma4_31b.json")
@@ -210,25 +210,27 @@ for chips in (4, 8, 16):
     print(f"on {chips} chips 03 takes (fsdp, tp) = {architecture.choose_mesh(big, chips)}")
 
 # %% [markdown]
-# You get this refusal before 62 GB are read. (A server may store heads twice, and that's how 05 serves with `tp=8`.) So
-# with more chips only `fsdp` grows. A step has more rows then, and you'll have to look for the learning rate again.
+# You get this refusal before 62 GB are read. (A server can store heads twice, and that's how 05 serves with `tp=8`.) So
+# beyond four chips only `fsdp` grows. If a step gets more rows that way, you'll have to look for the learning rate
+# again.
 #
 # <details><summary><b>Can you do without <code>tp</code>?</b></summary>
 #
 # Yes, with a mesh such as (4, 1). Then a chip keeps whole rows of the batch and gathers the *weights*, which can travel
-# while the chip multiplies. With `tp` the sum over chips has to wait until the product is done. Which is faster
-# depends on the slice. With rows of 2,048 tokens we predict that a v5p-8 is faster with (4, 1), and a v6e-8 slower
-# with (8, 1) ([08](08_dryrun.ipynb), section 6).
+# while the chip multiplies. With `tp` the sum over chips has to wait until the product is done. Which one is faster
+# depends on the slice (the group of chips that you rent). With rows of 2,048 tokens we predict that a v5p-8 is faster
+# with (4, 1), but that a v6e-8 is slower with (8, 1) ([08](08_dryrun.ipynb), section 6).
 #
 # </details>
 #
 # **You choose how arrays are cut; the compiler writes the communication. Heads limit `tp`, and `fsdp` grows.**
 #
 # ## 5. A model is a structure and a tree
-# **How does a module get into a compiled function?** Such a function takes arrays and returns arrays, and a module is
-# an object with methods. So `nnx.split` takes a module apart: into a *graph*, which says what it is, and into trees of
-# arrays. You may say which arrays go into which tree. Inside the compiled function `nnx.merge` puts the module together
-# again. Here's a layer with LoRA, split as 03 splits a whole Gemma 4: the adapters in one tree, all else in another.
+# **How does a module get into a compiled function?** Such a function takes arrays and returns arrays, but a module is
+# an object with methods. So `nnx.split` takes a module apart, into a *graph*, which says how it's built, and into trees
+# of arrays. You can say which arrays go into which tree. Inside the compiled function, `nnx.merge` puts the module back
+# together. Here's a layer with LoRA, split as 03 splits a whole Gemma 4: adapters in one tree, everything else in
+# another.
 
 # %%
 layer = nnx.LoRALinear(16, 24, lora_rank=4, rngs=nnx.Rngs(0))
@@ -245,8 +247,8 @@ print(f"called as a function of its trees, and as it is: at most {difference:.1g
 #
 # ## 6. What does a step return?
 # **A step reads the frozen weights. What happens if it returns them, too?** Outputs are new arrays, so the device
-# holds the weights twice. Adapters don't cost that: `donate_argnums` lets the new ones take the old ones' memory.
-# Ask the compiler, which knows before anything runs:
+# holds the weights twice. That doesn't happen to the adapters, because `donate_argnums` lets the new ones take over the
+# old ones' memory. The compiler knows before anything runs:
 
 # %%
 rule = optax.adamw(1e-3)
@@ -277,19 +279,20 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 # would be 14.6 GiB on each of four chips (compiled, [08](08_dryrun.ipynb)).
 #
 # ### Why not Tunix's trainer?
-# Tunix, which knows Gemma 4, has a trainer, too: `PeftTrainer`, with a loop, a loss, accumulation and checkpoints. It's
-# the shortest way to a tuned model. We wrote a loop of our own for the two reasons that you've just seen. Tunix
-# 0.1.7 averages each micro-batch and then those averages, as in section 3. (Its main branch has weighted them since
-# July 2026, 59deac39.) And its compiled step returns the whole model. One of our tests takes a step both ways: with
-# equally many trained tokens in both micro-batches the trainers agree to 1e-4 of the step's length, and with uneven
-# ones they don't.
+# Tunix, the library that brings Gemma 4, also has a trainer, `PeftTrainer`, with a loop, a loss, accumulation and
+# checkpoints. It's the shortest way to a tuned model. We still wrote a loop of our own, for two reasons that you've
+# seen. Tunix 0.1.7 averages each micro-batch and then those averages, as in section 3. (Its main branch has weighted
+# them since July 2026, 59deac39.) And its compiled step returns the whole model. One of our tests takes a step both
+# ways: if both micro-batches have equally many trained tokens, the trainers agree to 1e-4 of the step's length, and if
+# not, they don't.
 #
 # **In our loop every trained token counts the same, and a step returns only what changed.**
 #
 # ## Recap
-# - `jax.jit` traces a function once for each shape; `jax.value_and_grad` differentiates it; `jax.lax.scan` loops in it.
+# - `jax.jit` traces a function once for each shape, `jax.value_and_grad` differentiates it, and `jax.lax.scan` loops in
+#   it.
 # - A mesh and partition specs say who holds what. The compiler adds the communication.
-# - `nnx.split` makes trees of a model: one to train, one that stays frozen. A step returns only the first.
+# - `nnx.split` takes a model apart into a tree to train and a tree that stays frozen. A step doesn't return the second.
 #
 # ### Exercise
 # On the mesh of section 4, how much of `kernel` does a device hold with `P("tp")`, and how much with
@@ -302,7 +305,7 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 #     print(spec, NamedSharding(mesh, spec).shard_shape(kernel.shape))
 # ```
 #
-# `(8, 24)` and `(4, 24)`. With `P("tp")` the rows are cut in two, and both halves are stored twice, once for each
+# `(8, 24)` and `(4, 24)`. With `P("tp")` the rows are cut in two, and each half is stored twice, once for each
 # part of `fsdp`. With both axes on the rows there are four quarters, and nothing is stored twice.
 #
 # </details>
