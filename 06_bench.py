@@ -58,8 +58,8 @@ helpers.machine()
 #
 # - A **regime** is a prompt length and an answer length, in tokens: 64/16 means 64 in and 16 out.
 # - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
-# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: at most
-#   so many milliseconds to the first token, and so many for each further one.
+# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: how many
+#   milliseconds the first token may take at most, and how many each further one.
 #
 # Requests arrive at random moments, whether or not the server is ready, because strangers don't know about
 # each other. Such a test is an **open loop**.
@@ -241,7 +241,7 @@ style.words(results.summary(table))
 # %% [markdown]
 # <details><summary><b>How exactly are these computed?</b></summary>
 #
-# Latencies include every completed request, even those from while the load builds up or drains. `delivered`
+# Latencies include every completed request, even those that arrive while the load builds up. `delivered`
 # divides by the time in which requests arrived rather than by the whole run, because otherwise the last
 # answer's own time would count against the server. `results.csv` also has the median request (p50), the time
 # that 99 in 100 stayed below (p99), and *goodput*: `delivered` times `kept`.
@@ -266,6 +266,9 @@ for (inputs, outputs), part in table.groupby(REGIME):
 #
 # While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off,
 # and every further request only makes the queue longer.
+# </details>
+#
+# The repeats of a rate say which of three states it's in:
 #
 # - A server *keeps up* with a rate if **every** repeat delivered at least 90 % of it. The largest such rate
 #   is the **knee**.
@@ -273,7 +276,6 @@ for (inputs, outputs), part in table.groupby(REGIME):
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
 # (If a repeat delivered less than four fifths of the median repeat, it was disturbed and doesn't count.)
-# </details>
 
 # %%
 fig, ax = style.figure(7, 3.8)
@@ -553,8 +555,8 @@ waits
 #
 # As long as five times the arithmetic of all requests takes less than the reading, so divide the reading by
 # five times the arithmetic. (The requests' own cache has to be read, too, so it's even more.) The cache of the
-# v6e-8 holds 187,643 tokens (05, section 5), or 91 requests of 2,048. That's fewer, so memory is what such
-# steps always wait for, and the drafter could at best triple the speed, before its own cost.
+# v6e-8 holds 187,643 tokens (05, section 5), or 91 requests of 2,048, so it's full before the arithmetic
+# counts. With such requests the drafter could at best triple the speed, before its own cost.
 # </details>
 
 # %%

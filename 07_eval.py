@@ -58,8 +58,8 @@ helpers.machine()
 # compares their outputs whenever the clock changes, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles
 # the files (`iverilog`) and runs the simulation (`vvp`).
 #
-# The 31B takes NVIDIA's exam, *verilog-eval*, with 156 problems. The tiny model takes 38 problems of ours, in the same
-# form.
+# E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. The tiny model takes 38 problems of ours, in
+# the same form.
 #
 # First the imports and the settings.
 
@@ -381,8 +381,8 @@ replies = {label: answers_of(label, path, plans, tasks, prompts)
 # does each rule give it?</b></summary>
 #
 # Our rule takes the last fence, so the answer passes. verilog-eval's rule takes the first, so it's a mismatch. If
-# the right module comes first, it's the other way round. A fence inside [BEGIN] … [DONE] is a syntax error by
-# verilog-eval's rule, and a missing [DONE] is no code.
+# the right module comes first, it's the other way around. (verilog-eval asks for code between [BEGIN] and [DONE], so by
+# its rule a fence between them is a syntax error, and an answer without [DONE] has no code.)
 # </details>
 
 # %%
@@ -491,10 +491,10 @@ scores.percents(board)
 # the mean we saw.
 #
 # <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
-# asked in its favourite way?</b></summary>
+# asked in its favorite way?</b></summary>
 #
-# Compare with both. If you compare with the base in the trained wording, the fine-tune may only have taught that
-# wording. If it taught anything else, that shows against the base at its best.
+# Compare with both. If the base is asked in the trained wording, the tuned model may win only because it has learned
+# that wording. If it has learned anything else, that shows against the base at its best.
 # </details>
 
 # %%
