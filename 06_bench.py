@@ -53,13 +53,13 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What exactly do we measure?
-# "How fast is the server?" has no single answer. It depends on how long the prompts and the answers are,
-# and on how many people ask.
+# "How fast is the server?" has no single answer, because it depends on how long the prompts and the answers
+# are, and on how many people ask. So we need three words:
 #
 # - A **regime** is a prompt length and an answer length, in tokens: 64/16 means 64 in and 16 out.
 # - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
-# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: at most
-#   so many milliseconds to the first token, and so many for each further one.
+# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: how many
+#   milliseconds the first token may take at most, and how many each further one.
 #
 # Requests arrive at random moments, whether or not the server is ready, because strangers don't know about
 # each other. Such a test is an **open loop**.
@@ -144,17 +144,17 @@ if doubt:
     print(doubt)
 
 # %% [markdown]
-# Orange is the **time to first token** (TTFT). The server reads the whole prompt then, which is called
-# *prefill*. Blue is the rest of the answer: each *decode* step makes one token, and a step's mean duration
-# is the **time per output token** (TPOT). Each white line is a piece of the answer that arrived. When
-# others use the server, both times grow, but for different reasons, so we keep them apart.
+# Orange is the **time to first token** (TTFT), when the server reads the whole prompt (*prefill*). Blue is the
+# rest of the answer: each *decode* step makes one token, and a step's mean duration is the **time per output
+# token** (TPOT). A white line marks each piece of the answer that arrived. When others use the server, both
+# times grow, but for different reasons, so we keep them apart.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
 # ## 3. How do you measure a server that many people use?
 # You need a client that behaves like many people, and vLLM brings one. `vllm bench serve` sends random
-# prompts of a given length at a given rate, and notes the times of every request. This is the command for
-# one point (we leave out the end, which says what to save):
+# prompts of a given length at a given rate, and notes the times of every request. Here's the command for
+# one point, without its end, which only says what to save:
 
 # %%
 client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
@@ -181,14 +181,14 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# The interesting rates are those where the server stops keeping up, and only the server knows where that
-# is. So the search asks it:
+# The interesting rates are those around which the server stops keeping up. We don't know them beforehand, so
+# we search:
 #
-# - Two **bursts**, where all requests arrive at once, say roughly how many it can finish per second.
-# - From there it goes up until one rate is clearly too much, and down until one is clearly fine.
-# - *Bisection* narrows down the rest: it tries the rate in the middle until two neighbors are at most 25 %
-#   apart.
-# - Where a measurement leaves a doubt, the search repeats it at once. Later everything is measured once or
+# - Two **bursts**, where all requests arrive at once, show roughly how many the server can finish per second.
+# - From there the search goes up until one rate is clearly too much, and down until one is clearly fine.
+# - *Bisection* narrows down the rest: it tries the rate in the middle until two neighboring rates are at most
+#   25 % apart.
+# - If a measurement leaves a doubt, the search repeats it right away. Later everything is measured once or
 #   twice more, so if the machine slowly gets busier, you'll see it as spread.
 #
 # How long will that take?
@@ -205,22 +205,22 @@ if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %% [markdown]
-# Four kinds of results can't be true on a machine that does nothing else:
+# Four kinds of results are suspicious, because a machine that does nothing else shouldn't show them:
 #
 # - a wait that gets much shorter while the load grows,
 # - repeats of one rate that lie more than a fifth apart,
 # - a server that delivers much less than it did at a lower rate,
-# - a rate that the server fails at once, although it keeps up with a higher one every time.
+# - a rate that the server can't keep up with in one repeat, although it keeps up with a higher rate in all.
 #
-# In these cases something disturbed us, and we measure that rate again, up to twice. If its results still
-# contradict each other, we call it *noisy*. Each measurement is a file, so if you interrupt the sweep, it
-# continues where it was.
+# In these cases we assume that something disturbed us, and measure that rate again, up to twice. If its
+# results still contradict each other, we call it *noisy*. Each measurement is a file, so if you interrupt the
+# sweep, it continues where it was.
 
 # %%
 measured = sweep(client, options, cfg, results_in)
 
 # %% [markdown]
-# Every measurement becomes one row of `results.csv`. Beside each latency stands its floor, the least time
+# Every measurement becomes one row of `results.csv`. Each latency has its *floor* beside it: the least time
 # that's physically possible (section 7).
 
 # %%
@@ -230,9 +230,9 @@ table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
 # %% [markdown]
-# In this summary each rate is one row, the median of its repeats. `delivered` is how many requests per
-# second were answered, and `kept` is the share of them that kept the objective. **p90** is the time that
-# nine requests in ten stayed below. `inf` is all at once. Section 5 explains `state`.
+# In this summary each rate is one row, the median of its repeats. `delivered` says how many requests per
+# second were answered, and `kept` which share of them kept the objective. **p90** is the time that nine
+# requests in ten stayed below. A rate of `inf` means all at once. Section 5 explains `state`.
 
 # %%
 REGIME = ["input_len", "output_len"]
@@ -241,14 +241,14 @@ style.words(results.summary(table))
 # %% [markdown]
 # <details><summary><b>How exactly are these computed?</b></summary>
 #
-# Latencies include every completed request, even while the load builds up or drains. `delivered` divides
-# by the time in which requests arrived rather than by the whole run, because otherwise the last answer's
-# own time would count against the server. `results.csv` also has the median request (p50), the slowest
-# hundredth (p99), and *goodput*: `delivered` times `kept`.
+# Latencies include every completed request, even those that arrive while the load builds up. `delivered`
+# divides by the time in which requests arrived rather than by the whole run, because otherwise the last
+# answer's own time would count against the server. `results.csv` also has the median request (p50), the time
+# that 99 in 100 stayed below (p99), and *goodput*: `delivered` times `kept`.
 # </details>
 #
-# More load can't make a server deliver less or answer sooner. The table may say so all the same, because a
-# point of the tiny run is only a handful of requests. If the repeats of two neighboring rates overlap, you
+# More load shouldn't make a server deliver less or answer sooner. The table may say so all the same, because
+# a point of the tiny run is only a handful of requests. If the repeats of two neighboring rates overlap, you
 # can't tell such a dip from noise:
 
 # %%
@@ -260,20 +260,22 @@ for (inputs, outputs), part in table.groupby(REGIME):
 # **Believe a difference only if it's larger than the spread of the repeats.**
 #
 # ## 5. Up to which rate would you promise anything?
-# Look at `delivered` and TTFT before you open the answer.
+# Look at `delivered` and TTFT in the table above before you open the answer.
 #
 # <details><summary>Answer</summary>
 #
 # While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off,
 # and every further request only makes the queue longer.
+# </details>
+#
+# The repeats of a rate say which of three states it's in:
 #
 # - A server *keeps up* with a rate if **every** repeat delivered at least 90 % of it. The largest such rate
 #   is the **knee**.
 # - A rate is *overloaded* if **no** repeat delivered 90 % of it.
-# - In between the repeats disagree. Such a rate is *at the limit*.
+# - In between, the repeats disagree. Such a rate is *at the limit*.
 #
-# (A repeat that delivered less than four fifths of the median repeat was disturbed and doesn't count.)
-# </details>
+# (If a repeat delivered less than four fifths of the median repeat, it was disturbed and doesn't count.)
 
 # %%
 fig, ax = style.figure(7, 3.8)
@@ -289,10 +291,10 @@ for (inputs, outputs), (last, above) in knees.items():
 # %% [markdown]
 # Up to the knee the curve follows the dashed line, because any server that keeps up delivers what's
 # offered. So below the knee every server looks equally fast. The burst can lie higher than all rates,
-# because a server that has many prompts at hand reads several of them in one step.
+# because a server that has many prompts at hand reads several of them in one step. You can't promise more
+# than the knee, and section 8 finds out how much less.
 #
-# **Compare throughput beyond the knee, and latency below it. You can't promise more than the knee; section
-# 8 finds out how much less.**
+# **Compare throughput beyond the knee, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
 # Here's every request at an overloaded rate, and below it at one that the server keeps up with. **What
@@ -333,16 +335,16 @@ if overloaded == math.inf:
 # Is the TTFT that you see above good? You can't tell until you know what's possible. The **floor** is the
 # least time that this work takes on this machine, whatever the software.
 #
-# - **TTFT.** The whole prompt has to go through every layer. That's a number of operations, which follows
-#   from `config.json`. Divide it by the machine's **peak**, its operations per second.
-# - **TPOT.** Every decode step has to read all weights and the request's cache. That's a number of bytes.
-#   Divide it by the memory's **bandwidth**.
+# - **TTFT.** The whole prompt has to go through every layer. `config.json` tells us how many operations that
+#   takes. Divide them by the machine's **peak**, its operations per second.
+# - **TPOT.** Every decode step has to read all weights and the request's cache. Divide those bytes by the
+#   memory's **bandwidth**, its bytes per second.
 # - **A queue** has a higher floor. If 30 prompts arrive at once, the median one waits for half of them,
 #   even on a perfect machine.
 #
 # Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by
-# the number of cores. That's a little too fast, so the floors are a little too low, and we never call a
-# possible time impossible.
+# the number of cores. That's a little too fast, so the floors are a little too low. We'd rather have them too
+# low, because then we never call a possible time impossible.
 
 # %%
 work = physics.prefill_flops(config, regime[0])
@@ -407,10 +409,10 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 # **Compute the floor before you believe a latency, above all your own.**
 #
 # ## 8. What can you promise, and what does it cost?
-# The largest rate up to the knee at which nine requests in ten kept the objective? Almost. A run of
-# seconds can't show a queue that grows slowly. So the rate first has to survive **one long run**, at least
+# Could you promise the largest rate at which nine requests in ten kept the objective? Not yet, because a run
+# of seconds can't show a queue that grows slowly. So the rate first has to survive **one long run**, at least
 # twenty times as long as a request takes. If the rate doesn't hold, we try the next lower one. If the long
-# run delivers far less than the sweep has shown, that's noise, and we make it once more.
+# run delivers far less than the sweep has shown, we call that noise and make the run once more.
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -422,7 +424,7 @@ ax.set_title(f"Promise {names}" if held else "No rate held: nothing can be promi
 style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of the repeats")
 
 # %% [markdown]
-# The promise is the largest rate whose long run held the objective.
+# **Promise the largest rate whose long run held the objective.**
 #
 # ### What does a token cost?
 # A machine costs the same whether it works or not. So a token gets cheaper as long as the server delivers
@@ -452,10 +454,10 @@ if not held:
 #
 # ## 9. What changes with your own traffic?
 # Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
-# neither. With `--dataset-name custom` the client reads one `{"prompt": ...}` per line. Here they're the
-# six longest requests of 07, each asked twice, because 07 asks for several answers, too. We send them so
-# slowly that on average one is being answered at a time: one per time that the single request of section 2
-# took.
+# neither. With `--dataset-name custom` the client reads prompts from a file, one `{"prompt": ...}` per line.
+# We take the six longest requests of 07 and ask each of them twice, because 07 asks for several answers, too.
+# The mean gap between two requests is as long as the single request of section 2 took, so on average one is
+# being answered at a time.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
@@ -468,8 +470,8 @@ longest = sorted(prompts, key=len)[-6:]
 traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
-# Every prompt comes twice, so half of the tokens have been there before. But a prefix cache keeps whole
-# blocks only. **How many of the tokens can it save?**
+# Every prompt comes twice, so at least half of the tokens have been there before. But a prefix cache keeps
+# only whole blocks of tokens. **How many of the tokens can it save?**
 
 # %%
 sent = traffic.read(own, record)
@@ -506,8 +508,8 @@ waits
 # %% [markdown]
 # Each entry is the median request, with the fastest and the slowest in brackets. We call it a difference
 # only if the median with the cache lies outside of everything that was seen without it. The first row is
-# what the cache is for. The other requests compute as much as before, and decoding doesn't use the cache, so
-# the other rows can gain only indirectly: from neighbors who are done sooner.
+# what the cache is for. The other requests compute as much as before, and decoding doesn't use this cache. So
+# the other rows can gain only indirectly, when the requests beside them are done sooner.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
 # with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in
@@ -519,8 +521,8 @@ waits
 # - A user waits for the first token (prefill), and for each further one (decode).
 # - The knee is the largest rate that the server keeps up with in every repeat. Beyond it, latencies measure
 #   the test's length.
-# - You can trust a point because of how it was made: no cache, fresh prompts, several repeats. A promise
-#   and a price need a long run, too.
+# - You can trust a point because of how it was made: without a cache, with fresh prompts, in several repeats. A
+#   promise and a price need a long run, too.
 # - The floor beside a latency says what's possible, and what can't be true.
 #
 # If something goes wrong, look up the symptom in
@@ -551,10 +553,10 @@ waits
 #
 # <details><summary>Solution</summary>
 #
-# As long as five times the arithmetic of all requests takes less than the reading: divide the reading by
-# five times the arithmetic. (The requests' own cache has to be read, too, so it's even more.) The memory of
-# the v6e-8 holds 187,643 tokens (05, section 5), which is 91 requests of 2,048. So with such requests the
-# drafter could at best triple the speed, before its own cost.
+# As long as five times the arithmetic of all requests takes less than the reading, so divide the reading by
+# five times the arithmetic. (The requests' own cache has to be read, too, so it's even more.) The cache of the
+# v6e-8 holds 187,643 tokens (05, section 5), or 91 requests of 2,048, so it's full before the arithmetic
+# counts. With such requests the drafter could at best triple the speed, before its own cost.
 # </details>
 
 # %%

@@ -52,11 +52,14 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What's in the exam?
-# **What does one question of this exam look like?** Three files. A **prompt** says what's wanted. A
-# reference module, `RefModule`, does it. A **testbench**, `tb`, plays the outside world: it feeds the same
-# signals to the reference and to the answer, which is called `TopModule`, compares their outputs at both
-# edges of the clock, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles the files
-# (`iverilog`) and runs the simulation (`vvp`).
+# **What does one question of this exam look like?** It consists of three files. A **prompt** asks for a *module*, which
+# is a circuit with inputs and outputs. A **reference**, `RefModule`, is such a module, and it's right. A **testbench**,
+# `tb`, plays the outside world: it feeds the same signals to the reference and to the model's answer, `TopModule`. It
+# compares their outputs whenever the clock changes, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles
+# the files (`iverilog`) and runs the simulation (`vvp`).
+#
+# E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. The tiny model takes 38 problems of ours, in
+# the same form.
 #
 # First the imports and the settings.
 
@@ -99,7 +102,7 @@ TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_token
 cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
-# **A question is a prompt, a module that does it, and a testbench that compares.**
+# **A question is a prompt, a module that's right, and a testbench that compares.**
 #
 # ## 2. One problem by hand
 # **How is an answer graded?** Let's do it by hand, with a problem that you know. Here are its prompt and its
@@ -117,7 +120,7 @@ print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 # <details><summary><b>Which of them would pass a judge that searches the output for
 # <code>Mismatches: 0</code>?</b></summary>
 #
-# The first and the third. verilog-eval's own analyser is such a judge: it passes any log in which some
+# The first and the third. verilog-eval's own analyzer is such a judge: it passes any log in which some
 # line says 0 mismatches, whoever printed that line.
 # </details>
 
@@ -136,12 +139,11 @@ display(scores.verdict_table(
     {name: verilog.judge(COUNTER, code) for name, code in answers.items()}))
 
 # %% [markdown]
-# Only behaviour counted. Every answer ends up in one **category**: *pass*; *mismatch* (it runs and
-# differs); *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the simulation broke
-# down); *compile* and *syntax* (Icarus doesn't accept it); *refused* (it opens files, or ends the
-# simulation); *no code*; or *broken problem*, where the problem's own files don't compile, so that no answer
-# is guilty. We follow verilog-eval's rules: its command line, and its list of messages that fail an answer
-# whatever comes after them.
+# Only behavior counted: the forger got nothing for its line. Every answer ends up in one **category**: *pass*;
+# *mismatch* (it runs and differs); *timeout* (30 seconds of CPU, or the testbench's own `TIMEOUT`); *runtime* (the
+# simulation broke down); *compile* and *syntax* (Icarus doesn't accept it); *refused* (it opens files, or ends the
+# simulation); *no code*; or *broken problem*, where the problem's own files don't compile, so it's nobody's fault. Our
+# rules are verilog-eval's: we use its command line, and its list of messages that fail an answer whatever comes later.
 #
 # **An answer is graded by what it does, never by what it says.**
 #
@@ -205,8 +207,8 @@ display(scores.verdict_table({
 # **The program that decides never meets the answer.**
 #
 # ## 4. The ceiling
-# **What's the best score anyone could get?** Not always 100 %. So each problem's own reference is judged first:
-# what even the reference can't win, no model can.
+# **What's the best score anyone could get?** Not always 100 %, because in some problems even the reference fails.
+# So we judge the references first, to see which problems can be won at all.
 
 # %%
 folder = remote.checkout(cfg.problems)
@@ -231,7 +233,7 @@ for task, problems in tasks.items():
 
 # %% [markdown]
 # In the tiny benchmark everything can be won. Of verilog-eval's 156 problems it's 151 on Icarus 11 and 152
-# on Icarus 12. In its other task, code-complete, it's 152 and 153 of 156 (measured).
+# on Icarus 12. In its other task, code-complete (the module's header is given), it's 152 and 153 (measured).
 #
 # <details><summary><b>Why can a problem's own reference lose?</b></summary>
 #
@@ -277,9 +279,9 @@ display(pd.DataFrame([{
 
 # %% [markdown]
 # Are we asking the right model? What's served has to be what 04 merged, and it has to be asked the way
-# it was trained. Otherwise the score belongs to another model. So the files check each other first. The server
-# settings come from 05's `serve/options.json`, but here the prefix cache is on, since several answers share a
-# prompt.
+# it was trained. So we first compare what 02, 03 and 04 have written
+# down. The server settings come from 05's `serve/options.json`, but here the prefix cache is on, because several
+# answers share a prompt.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -319,8 +321,8 @@ for wording, name in names_of_wordings.items():
 
 # %% [markdown]
 # That's one problem in each wording. Is it a fair question? It isn't if the answer stood in the training rows. 02
-# compared the prompts. Here we compare the trained *answers* with the references, without comments, spaces and
-# module names. We can't know what a downloaded base has read. It probably has read HDLBits, the site that
+# compared the prompts, so here we compare the trained *answers* with the references, without comments, spaces and
+# module names. But we can't know what a downloaded base has read. It has probably read HDLBits, the site that
 # verilog-eval's problems come from.
 
 # %%
@@ -339,8 +341,6 @@ if meta.evaluation != cfg.problems:
 # Now we ask both models everything. Each answer is one line of `samples.jsonl`, written as soon as it arrives. Its
 # **key** is a hash of the model, the serving options, the plan and the prompt. If you kill this anywhere, the next
 # run asks only for what's missing.
-#
-# **A score belongs to a model that's asked in one particular way, so we write the way down.**
 
 # %%
 served = [getattr(options, name) for name in (
@@ -370,17 +370,19 @@ replies = {label: answers_of(label, path, plans, tasks, prompts)
            for label, path in models.items()}
 
 # %% [markdown]
+# **A score belongs to a model that's asked in one particular way, so write the way down.**
+#
 # ## 6. From text to code
-# **Which part of an answer is the module?** One rule decides, we fixed it beforehand, and nothing gets
-# repaired. If there are several fenced blocks, the last one with a `TopModule` counts, because drafts come
-# first. The `official` plans are read by verilog-eval's own rule instead.
+# **Which part of an answer is the module?** We fixed one rule beforehand, and we don't repair anything. If there are
+# several fenced blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts
+# come first. The `official` plans are read by verilog-eval's own rule instead.
 #
 # <details><summary><b>A model writes a wrong draft in one fence, then the right module in another. What
 # does each rule give it?</b></summary>
 #
 # Our rule takes the last fence, so the answer passes. verilog-eval's rule takes the first, so it's a mismatch. If
-# the right module comes first, it's the other way round. A fence inside [BEGIN] … [DONE] is a syntax error by
-# verilog-eval's rule, and a missing [DONE] is no code.
+# the right module comes first, it's the other way around. (verilog-eval asks for code between [BEGIN] and [DONE], so by
+# its rule a fence between them is a syntax error, and an answer without [DONE] has no code.)
 # </details>
 
 # %%
@@ -390,12 +392,12 @@ for label, frame in judged.items():
     print(f"{label}: {len(frame)} answers; {', '.join(odd)}")
 
 # %% [markdown]
-# Look at these counts first. If they aren't zero, they say something about our limits and rules, and not about the
-# model.
+# Look at these counts first. If they aren't zero, our limits and rules may have cost the model points.
 #
-# Whom do we compare with? The tuned model's **rival** is the base, asked in the wording with the highest pass@1.
-# (We choose that wording by its score on these same problems, and the best of several scores is partly luck. So
-# this choice favours the base a little.) Here's every answer of both, and the base's in the trained chat:
+# Whom do we compare with? The tuned model's **rival** is the base, asked in the wording with the highest pass@1 (the
+# share of answers that pass). We choose that wording by its score on these same problems, and the best of several
+# scores is partly luck, so this choice favors the base a little. Here's every answer of both, and the base's in the
+# trained chat:
 
 # %%
 main = FIVE.name
@@ -410,8 +412,8 @@ categories = pd.concat(judged).groupby([pd.Grouper(level=0), "plan"]).category.v
 display(categories.unstack(fill_value=0).sort_values("pass", ascending=False))
 
 # %% [markdown]
-# A full column means that the model is sure of itself. A mixed one means that another try would help. A lot of
-# *no code* means a wording that the model doesn't follow.
+# If a column has only one kind of answer, the model is sure of itself there. If it's mixed, another try would help. And
+# a lot of *no code* means that the model doesn't follow this wording.
 #
 # **Fix the rule before you see the answers.**
 #
@@ -443,8 +445,8 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 #
 # ## 8. How sure are we?
 # **Would another 38 problems have given the same score?** The problems are a sample of what one could ask,
-# so we **bootstrap** over them: choose as many problems with replacement, average, repeat, and keep the
-# middle 95 % of the averages. That range is the interval. In code it's four lines:
+# so we **bootstrap** over them: we draw as many problems as there are, with replacement, and average their scores. We
+# repeat that 10,000 times and keep the middle 95 % of the averages. That range is the interval:
 
 # %%
 def bootstrap(values, times=10_000):
@@ -466,7 +468,7 @@ print(f"tuned, {main}: pass@1 {mean:.1%} ({low:.1%} to {high:.1%})")
 # <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
 #
 # Not necessarily. With 0 of 38, the exact 95 % interval (Clopper and Pearson's) reaches up to 9 %. A bootstrap can't
-# tell, because all its samples are zero, too. So where all scores are 0, or all are 1, the table takes the exact
+# show that, because all its samples are zero, too. So if all scores are 0, or all are 1, the table takes the exact
 # interval.
 # </details>
 #
@@ -483,16 +485,16 @@ scores.percents(board)
 #
 # ## 9. Two models on the same problems
 # **Is the tuned model really better, or was it lucky?** Both models met the same problems and fail on the
-# hard ones, so we compare **pairs**: one difference for each problem. Then it doesn't matter how hard the
-# problems are. If the models were equally good, each difference could just as well have the other sign. So we flip
+# hard ones. So we compare **pairs**: we take one difference for each problem, and then it doesn't matter much how hard
+# the problem is. If the models were equally good, each difference could just as well have the other sign. So we flip
 # signs at random many times, and p is the share of these **sign flips** whose mean is at least as far from zero as
 # the mean we saw.
 #
 # <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
-# asked in its favourite way?</b></summary>
+# asked in its favorite way?</b></summary>
 #
-# Ask both. Against the base in the trained wording, a fine-tune may only have taught the wording. What
-# else it taught shows against the base at its best.
+# Compare with both. If the base is asked in the trained wording, the tuned model may win only because it has learned
+# that wording. If it has learned anything else, that shows against the base at its best.
 # </details>
 
 # %%
@@ -555,10 +557,9 @@ print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. 
 #
 # The second thing would be to prefer right code to wrong code. The base has read a corpus in which we broke 40 % of
 # the modules ([09](09_tiny_base.ipynb)), and it writes what it has read. The training rows held no new kind of
-# module. So if the tuned model fails less often than the base in its favourite wording, fine-tuning only changed
-# *which* of two known versions the model writes. We think that's what it mostly does: it chooses among what the base
-# already knows. With five tries even a base that chooses badly has often written the right module once. What's left of the
-# gain then stands in the line about five tries.
+# module. So if the tuned model fails less often than the base in its favorite wording, we think that fine-tuning mostly
+# changed *which* of two known versions the model writes. The line about five tries tests that: with five tries, even a
+# base that chooses badly has often written the right module once, so there the gain should shrink.
 #
 # Is the difference real? The row with the rival says what this run's interval says. Before this run we sampled answers
 # twice, from the same two models ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)). The difference
@@ -566,26 +567,26 @@ print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. 
 # problems with five answers each can't quite tell 11 points from luck.
 #
 # The greedy pair by `comment` is the cleanest one: nothing differs but the weights, and the wording is one that no
-# training row had. If its interval leaves zero out, that speaks for the second thing. Then compare the tuned model's
-# two greedy scores: a model doesn't have to be at its best in the chat it was tuned for.
+# training row had. If its interval leaves zero out, that speaks for the second thing. Also compare the tuned model's
+# two greedy scores, because a model isn't always at its best in the chat it was tuned for.
+#
+# A p-value answers one question: how often would equally good models differ this much by chance? It
+# knows nothing of another wording or another training seed. [11](11_qlora.ipynb), section 2, shows a difference of ten
+# points with p = 0.002 that disappeared with two more seeds.
+#
+# **At 31B** the strongest rival is probably the base with *thinking* switched on, and the full list of plans asks it,
+# too. Here's what others have published nearby
+# ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
+# a 31B tuned without reasoning reaches 64 to 70 %, GPT-4o 63 %, and a 7B trained to reason 69 %. We know of no
+# published score of the base with thinking. And the best models are close to verilog-eval's ceiling, and have probably
+# [seen its problems](https://arxiv.org/abs/2503.13572).
 #
 # **Say what your interval says, and no more.**
-#
-# A p-value answers one question: how often would equally good models differ this much by chance? It knows
-# nothing of another wording or another training seed. [11](11_qlora.ipynb) shows a difference of ten points
-# with p = 0.002 that disappeared with two more seeds.
-#
-# **At 31B** the strongest rival is probably the base with *thinking* switched on, and the plans ask it, too. Don't
-# expect an easy win. Here's what others have published nearby
-# ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
-# a 31B tuned without reasoning 64 to 70 %, GPT-4o 63 %, a 7B trained to reason 69 %. Nobody has published
-# the base that thinks. And the best models are close to verilog-eval's ceiling, and have probably
-# [seen its problems](https://arxiv.org/abs/2503.13572).
 #
 # ## 10. Why did it fail?
 # **What does a wrong answer look like from the inside?** A score says how often, and a failure says why. We take the
 # shortest module of the tuned model that runs and differs. The simulator has recorded its signals (as a *VCD*
-# file), and the table shows them up to the first comparison that fails. A column is a moment. `_ref` is the
+# file), and the table shows them up to the first comparison that fails. A column is a moment, `_ref` is the
 # reference's output, and `_dut` is the answer's ("device under test").
 
 # %%
@@ -619,8 +620,8 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 #
 # <details><summary><b>What patterns should I look for?</b></summary>
 #
-# - An `x` or `z` in the answer's row: something in the expression has no value. It's a port that nobody asked for,
-#   or a signal that no line writes to.
+# - An `x` or `z` (no value) in the answer's row: perhaps it has a port that nobody asked for, or uses a signal that no
+#   line writes to.
 # - Only 0 or 1 where a number is due: a comparison such as `a > b` has one bit. To choose, write `a > b ? a : b`.
 # - The right value in a later or an earlier column: there's a register too many, or one too few.
 # - Right everywhere but after a reset, or the exact opposite: a condition is missing, or it's upside down.
@@ -642,16 +643,15 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 # **Look at one failure before you believe a score.**
 #
 # ## 11. And if your task isn't Verilog?
-# **What has to change for another task?** Little. A benchmark is one object, `verilog.Benchmark`:
-# problems, how an answer is read, and how it's graded. `verilog.questions("mine.jsonl", score=...)` makes
-# one from lines with `question` and `answer`. The score is a function of yours, and you get the same
-# intervals and the same pairing. Try your score on a bad answer first: **a score that nobody fails compares
-# nothing.** [Own data](own_data.ipynb) has a whole example, and shows how a score can flatter.
+# **What has to change for another task?** Little. A benchmark is one object, `verilog.Benchmark`. It holds the
+# problems, and says how an answer is read and how it's graded. `verilog.questions("mine.jsonl", score=...)` makes
+# one from lines with `question` and `answer`. You write the score, a function, and you get the same
+# intervals and the same pairing. [Own data](own_data.ipynb) has a whole example, and shows how a score can flatter.
 #
 # <details><summary><b>The whole of it</b></summary>
 #
 # Name the file in 02's `evaluation`, too, so that its questions stay out of your training rows. Then ask both
-# models, in the names of this page. The answers get a folder of their own, `eval/mine/`.
+# models. (The code uses the variables of this page.) The answers get a folder of their own, `eval/mine/`.
 #
 # ```python
 # def score(question, answer, wanted):
@@ -671,7 +671,7 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 #
 # </details>
 #
-# <details><summary><b>What did the model forget, by everybody's ruler?</b></summary>
+# <details><summary><b>What did the model forget, by a test that others use, too?</b></summary>
 #
 # A tuned model may follow instructions or count worse than before, and no Verilog problem would show it.
 # [lm-evaluation-harness](https://github.com/EleutherAI/lm-evaluation-harness) has the scores that papers
@@ -692,8 +692,8 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 # **Try your score on a bad answer first: a score that nobody fails compares nothing.**
 #
 # ## 12. Save what was measured
-# What do you keep? For each model a summary and a CSV in verilog-eval's own form, and one file that compares the
-# two.
+# **What do you keep?** We write a summary and a CSV in verilog-eval's own form for each model, and one file that
+# compares the two.
 
 # %%
 about = {"settings": asdict(cfg) | {"plans": [asdict(plan) for plan in plans]},
@@ -719,7 +719,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # - The answer never meets the reference, and what it prints decides nothing.
 # - The ceiling comes first, answers are saved before they're judged, and an answer without code is a failed answer.
 # - Scores carry intervals over problems. Models are compared problem by problem, and the rival is the base
-#   in its favourite wording.
+#   in its favorite wording.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #

@@ -16,7 +16,7 @@
 #
 # # Your own chats: a file in, a tuned Gemma 4 out
 #
-# You have questions and answers, and you'd like a Gemma 4 that answers like them. Bring one file.
+# You have questions and answers, and you'd like a Gemma 4 that answers the same way. Bring one file.
 # You'll see what the model learns from it, train, talk to the model before and after, measure
 # whether it's better, and take it home. This page needs none of the others.
 #
@@ -27,9 +27,9 @@
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
 # | **Time and cost** | tiny: about four minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
-# A v5e-1 is one TPU chip of the kind v5e, and a v5e-8 has eight. The machine's disk is lost with the session. Section 7
-# downloads the adapter. To keep all of it, set `RUN_DIR` in a cell before the first: to your Drive on Colab, or to a
-# folder below `/tmp` on Kaggle, whose `/kaggle/working` holds 20 GB only.
+# A v5e-1 is one TPU chip of the kind v5e, and a v5e-8 has eight. The machine's disk is lost with the session, so
+# section 7 downloads the adapter. On Colab you can keep everything if you set `RUN_DIR` to a folder on your Drive, in a
+# cell before the first. On Kaggle set it to a folder below `/tmp`, because `/kaggle/working` holds 20 GB only.
 #
 # <details><summary>And the 31B?</summary>
 #
@@ -64,11 +64,12 @@ import helpers
 helpers.machine(devices=1)
 # %% [markdown]
 # ## 1. Your file
-# **What does a file have to look like?** It has one chat per line, for example `{"prompt": "...", "completion": "..."}`,
-# or a list of messages. ([All the forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also
-# with tools and reasoning.) Three lines are yours to change. `SYSTEM` is a sentence that opens every
-# chat, in training and whenever you ask; say in it what the model is for. `HELD_OUT` is the share of
-# questions that we don't train on, so that we can test the model on them later.
+# **What does a file have to look like?** It has one chat per line, for example `{"prompt": "...", "completion":
+# "..."}`, or a list of messages. ([All the
+# forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also with tools and reasoning.)
+# Three lines are yours to change. `FILE` names your file. `SYSTEM` is a sentence that opens every chat, in training and
+# whenever you ask, so say in it what the model is for. `HELD_OUT` is the share of questions that we don't train on, so
+# that we can test the model on them later.
 #
 # The recipes below are starting points, one for each size. **Start with them, and change one number
 # at a time.**
@@ -90,8 +91,8 @@ options = helpers.choose(RECIPES) | {"validation": HELD_OUT}
 
 # %% [markdown]
 # ## 2. What does the model get to see?
-# **Is the whole file used?** Files have surprises: a cut line, a chat without an answer, a column that isn't used. We
-# drop what can't be trained and count why. If a row is kept but a part of it isn't used, a line below
+# **Is the whole file used?** Files have surprises: a cut line, a chat without an answer, a column that nobody reads. We
+# drop what can't be trained and count the reasons. If a row is kept but a part of it isn't used, a line below
 # says so, because nothing should disappear without a word.
 
 # %%
@@ -113,17 +114,16 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# Blue is trained: what the model is to write, and the `<turn|>` with which it stops. Grey is only
-# read. So the model learns to answer, and doesn't learn to ask. **If anything blue is something your model should never
-# say, fix your file now.**
+# Blue is trained: what the model should write, and the `<turn|>` with which it stops. Grey is only read. So the model
+# learns to answer, and doesn't learn to ask. **If you see anything blue that your model should never say, fix your file
+# now.**
 #
 # ## 3. Train
-# **How does it learn?** The base model stays as it is. Beside each of its matrices we train two thin ones, whose product
-# is added: that's LoRA, and the thin matrices are the *adapter*. All of it is in
-# [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy
-# into a project of your own. ([03](03_train.ipynb) takes it apart.) Several short chats share a *row* of tokens, and none
-# of them sees the others. If the kernel stops, run the page again: training goes on from its newest
-# checkpoint.
+# **How does it learn?** The base model stays as it is. Beside each of its matrices we train two thin ones, and their
+# product is added to what the matrix computes. That's LoRA, and the thin matrices are the *adapter*. All of it is in
+# [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy into a project
+# of your own. ([03](03_train.ipynb) takes it apart.) Several short chats share a *row* of tokens, and none of them sees
+# the others. If the kernel stops, run the page again: training goes on from its newest checkpoint.
 
 # %%
 import recipe
@@ -136,8 +136,8 @@ own.draw_losses(out / "log.txt")
 
 # %% [markdown]
 # The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
-# token gets half of the probability, on average.) The blue curve can go on falling, because the model can learn its rows
-# by heart. The green curve is the one that counts, because the model hasn't read those questions.
+# token gets half of the probability, on average.) The blue curve can go on falling, because the model can learn its
+# rows by heart. The green curve is the one that counts, because the model hasn't read those questions.
 #
 # **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If it still
 # falls at the end, take more.**
@@ -170,8 +170,8 @@ for place, question in enumerate(exam[:3]):
     style.side_by_side(shown | {"your file": question.wanted}, question.asked[-1]["content"])
 
 # %% [markdown]
-# **How many of the three tuned answers are right, down to each name and number?** Count before you read on. Section 5
-# will ask.
+# **How many of the three tuned answers are right, down to each name and number?** Count them, and compare your count
+# with the scores of section 5.
 #
 # Now ask something yourself. Change the text and run the cell again. Ask about your data first,
 # then something that has nothing to do with it. If the base can still answer it and the tuned model can't, the tuned
@@ -187,11 +187,11 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 # **Ask it about what it learned, and about what it should still know.**
 #
 # ## 5. Is it better?
-# **How do you tell a good answer from a bad one?** In general, only you can say. Three examples can fool you, so we score
-# all the questions that we asked, in two ways. `overlap` is the share of words that an answer and your file's answer
-# have in common (F1, as in the SQuAD benchmark). `exact` is 1 if the two are equal, and else 0. For both scores we also
-# give each question the *right answer to another question*: that's what the form of an answer is worth without its
-# facts.
+# **How do you tell a good answer from a bad one?** In general, only you can say. Three examples can fool you, so we
+# score all the questions that we asked, in two ways. `overlap` is the share of words that an answer and your file's
+# answer have in common (F1, as in the SQuAD benchmark). `exact` is 1 if the two are equal, and otherwise 0. We also
+# score the *right answer to another question* in both ways, to see how many points the form of an answer gets without
+# the right facts.
 
 # %%
 from collections import Counter
@@ -223,14 +223,14 @@ own.draw_scores(compared, form_alone)
 print(*own.meaning(compared, form_alone), sep="\n")
 
 # %% [markdown]
-# **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A model
-# that has learned only this frame gets a high overlap, and every name and number in it may be wrong. So look at the
-# dashed line before you're proud of a score. The other way round, `exact` is too strict for free text, where a good
-# answer can be worded in many ways.
+# **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A
+# model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. The dashed
+# line shows that score, so look at it before you're proud of yours. `exact`, on the other hand, is too strict for free
+# text, where a good answer can be worded in many ways.
 #
-# Below the bars is the difference, question by question, with its 95 % interval. Both models were asked the same
-# questions, so that's what to look at, and not whether two bars are far apart
-# ([07](07_eval.ipynb) says why). If the interval holds zero, collect more questions before you believe in a difference.
+# Below the bars is the difference, question by question, with its 95 % interval. Look at that, and not at how far apart
+# two bars are, because both models were asked the same questions ([07](07_eval.ipynb), section 9, says why). If the
+# interval holds zero, collect more questions before you believe in a difference.
 #
 # **Write a score of your own**: does the price in it match, does the JSON parse, does the code run? For the example you
 # could ask how many ports are right:
@@ -263,12 +263,12 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # model stops at `<|tool_response>` and waits. [02](02_data.ipynb) shows it token by token. To try it, set
 # `FILE = "data/tools/train.jsonl"` and run the page again; section 4 then shows calls.
 #
-# vLLM turns a call back into JSON, if you ask it to. Either set `tools=True` in 05's
-# settings, or start it with `--enable-auto-tool-choice --tool-call-parser gemma4
+# vLLM, the server of [05](05_serve_vllm.ipynb), turns a call back into JSON, if you ask it to. Either set `tools=True`
+# in 05's settings, or start it with `--enable-auto-tool-choice --tool-call-parser gemma4
 # --reasoning-parser gemma4`.
 #
-# If your answers have a `reasoning`, it's left out, and the model learns to answer at once. With
-# `"reasoning": "kept"` in section 1 the model learns to think first.
+# If your answers have a `reasoning`, it's left out, and the model learns to answer at once. Set
+# `"reasoning": "kept"` in section 1 if you want it to learn to think first.
 #
 # </details>
 #
