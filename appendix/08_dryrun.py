@@ -287,8 +287,8 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 # **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
 # split the time by part of the model. Then look at the column *at its limit*. Imagine that the products of a part
 # ran at the chip's peak, or that its bytes moved at full speed through the HBM, the chip's memory. What share of its
-# time would the part still need? Near 100 % there's little to gain, and whatever is missing to 100 % a better program
-# could save. (The tables leave out what takes less than 2 % of the time.)
+# time would the part still need? Near 100 % there's little to gain, and a better program could save whatever is
+# missing. (The tables leave out what takes less than 2 % of the time.)
 
 # %%
 walked = {steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty}
@@ -299,8 +299,8 @@ for recipe, found in walked.items():
     display(steps.show_parts(recipe, found))
 
 # %% [markdown]
-# The published step computes its layers a second time in the backward pass. And its operands are float32. The matrix
-# unit multiplies in bfloat16 all the same, so it only has to read twice the bytes and round them on the way.
+# The published step computes its layers a second time in the backward pass. And its operands are float32, which buys
+# nothing: the matrix unit multiplies in bfloat16 all the same, but it has to read twice the bytes and round them.
 #
 # Our step recomputes nothing. What it still loses is mostly waits; then come attention and LoRA.
 #
@@ -469,8 +469,8 @@ print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plai
 # **Is a step the same on every slice?** No, its batch isn't. 03's step has at least two rows, and more if the mesh
 # computes more at once. So a v5p-8 has 8,192 tokens a step, which is close to the published batch, a v6e-8 has
 # 16,384, a v5p-32 has 32,768, and a v5e-8 only 4,096 (its rows are half as long). The learning rate and the warm-up
-# stay as they are. A run on another slice than a v5p-8 is therefore another recipe, and no run has shown what that
-# does to the 31B.
+# stay as they are. So on any slice but a v5p-8 it's a different recipe, and no run has shown what that does to the
+# 31B.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
