@@ -18,17 +18,18 @@
 # **Will your training step fit, how long will it take, and what will it cost?** You'd like to know before you
 # rent anything. The TPU's own compiler can tell you, because it runs on any x86-64 Linux machine, with no TPU in
 # it. On this page we hand it the step that notebook 03 trains with, and the step of the recipe that others
-# published ([10](10_published.ipynb) is about that recipe). Read notebook 03 first: what it explains is used here.
+# published ([10](10_published.ipynb) is about that recipe). Read notebook 03 first, because this page builds on it.
 #
 # | | |
 # |---|---|
-# | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; otherwise nothing: you see stored results |
+# | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
 # | **Makes** | `data/dryrun/*.csv` with `DRYRUN=full`; figures under `RUN_DIR/figures/` |
 # | **Costs** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
 #
 # The outputs below come from the tiny run on two CPU cores, but their numbers are about the 31B and the E2B on
-# real TPU slices. Counts, such as memory, are *compiled*, and times are *predicted*. We measured none of them.
+# real TPU slices (groups of chips that are rented together). Memory is *compiled*, and times are *predicted*. We
+# measured none of them.
 # The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
 
 # %% [markdown]
@@ -89,7 +90,7 @@ else:
 #
 # Put your own function in place of the product, and `v5e:2x4` or `v6e:1x1` in place of the topology. Then you
 # know whether it fits before you rent anything. If it doesn't, the compiler raises `RESOURCE_EXHAUSTED` and says
-# how much memory it asked for. (XLA's flags go into `compile(compiler_options={…})`.)
+# how much memory it asked for. (The compiler's name is XLA; its flags go into `compile(compiler_options={…})`.)
 #
 # The compiled text also tells how long it takes:
 
@@ -114,8 +115,8 @@ if libtpu:
 # **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Let's begin with
 # the answers; the rest of the page shows where they come from. The memory is *compiled*. The time of the steps is
 # *predicted*, and section 9 says how wide its range has to be. Everything else is assumed, or others measured it
-# somewhere else, so each of these parts has a range, too. The hours go from the sum of the least to the sum of the
-# most. Section 8 has the same answers for every slice.
+# somewhere else, so each of these parts has a range, too. Add up all the short ends and you get the fewest hours; add
+# up all the long ends and you get the most. Section 8 has the same answers for every slice.
 
 # %%
 import pandas as pd
@@ -144,8 +145,8 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 # - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8. Sections 6 and 7 come
 #   back to it.
 #
-# They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row meet the
-# output matrix: all of them with *one-hot*, else only as many as are trained at most.)
+# They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row are
+# multiplied by the output matrix. With *one-hot* that's all of them; a number is the most that a row may train.)
 
 # %%
 import dataclasses
@@ -166,16 +167,16 @@ fields[fields.astype(str).nunique(axis=1) > 1].drop("recipe")
 
 # %% [markdown]
 # We didn't write our step a second time for this page. Model, loss, optimizer and step are 03's own, and so are the
-# shapes: `helpers/programs.py` traces them for 03 and for this page. And nothing gets memory, because shapes, types
-# and shardings are enough to lower a step.
+# shapes: `helpers/programs.py` traces them for 03 and for this page. And we never allocate an array, because shapes,
+# types and shardings are enough to lower a step.
 
 # %%
 helpers.show_source(steps.lower_ours)
 
 # %% [markdown]
 # **Is a step with one micro-batch a fair stand-in for a step with four?** We thought so. For the E2B this page once
-# compiled a step with one, and it fitted on a v5e. Then the real step with four was refused: it asked for 17.9 GiB,
-# and a chip has 15.75.
+# compiled a step with one, and it fit on a v5e. Then the compiler refused the real step with four: it asked for 17.9
+# GiB, and a chip has 15.75.
 #
 # <details><summary>Why?</summary>
 #
@@ -186,13 +187,13 @@ helpers.show_source(steps.lower_ours)
 #
 # </details>
 #
-# So we count a compiled row for 03 only if it has as many micro-batches as 03's step. On this page, every other
-# step counts as estimated.
+# So a row of our tables counts as *compiled* for 03 only if its program has as many micro-batches as 03's step. On
+# this page, every other step counts as *estimated*.
 #
-# Beside its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two answer,
-# before training and after it. Here's how far we've compiled them, for the slices that 03 is meant for, and what
-# the largest one needs. (That includes whatever else lies on the chip while it runs.) *ms a token* is predicted:
-# what one more token of all four answers takes.
+# Besides its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two answer,
+# before training and after it. Here's how many of them we've compiled for the slices that 03 is meant for, and how
+# much memory the largest one needs, with whatever else lies on the chip while it runs. *ms a token* is predicted: how
+# long it takes until each of the four answers has grown by one token.
 
 # %%
 import os
@@ -215,7 +216,7 @@ if len(others):
 print(f"{len(others)} compiled, {len(waiting)} not yet")
 
 # %% [markdown]
-# All 60 layers take ten CPU minutes, which is long for a page. So we compile two of them live: one sliding and one
+# All 60 layers take ten CPU minutes, which is too long for a page. So we compile two of them live: one sliding and one
 # full-attention layer at the 31B's width, with one row of 2,048 tokens.
 
 # %%
@@ -234,8 +235,8 @@ if libtpu:
 # %% [markdown]
 # The table shows the memory of one chip. *Arguments* are what the step is given. *Fresh outputs* are only those
 # outputs that need memory of their own: the others take the place of an argument that the step may overwrite (JAX
-# calls such an argument *donated*). *Temporaries* come and go while the step runs. The program's own code comes on
-# top and isn't counted.
+# calls such an argument *donated*). *Temporaries* come and go while the step runs. The program's own code needs some
+# memory, too, which isn't counted here.
 #
 # **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
@@ -249,11 +250,12 @@ if libtpu:
 # <details><summary><b>The rules in full</b></summary>
 #
 # - **Instructions.** For some of them the back end says that it has no cost model (`COST_MODEL_TYPE_INVALID`), and
-#   then it counts far too many cycles. We let such an instruction take at most as long as a measured copy takes for
-#   its bytes: a copy reaches 0.83 of the HBM's speed.
+#   then it counts far too many cycles. We let such an instruction take at most as long as copying its bytes would,
+#   and a measured copy reaches 0.83 of the speed of the HBM, the chip's memory.
 # - **Collectives.** The bytes travel over the links that the group of chips can use, at 0.90 of the links' speed.
-#   Loops on a v5e-4 reached that, and we count on it for v5p and v6e, too. If a collective stops the chip, the clock waits for all of it. If it runs beside
-#   other work, only that part costs time which isn't done yet when the result is needed.
+#   Loops on a v5e-4 reached that, and we assume it for v5p and v6e, too. If a collective stops the chip, the clock
+#   waits for all of it. If it runs beside other work, it costs only the time that it still needs when its result is
+#   asked for.
 # - **The rest.** Instructions without a known cost may hold at most 2 % of the FLOPs and bytes. Otherwise we give
 #   no time. (What only moves data has a known cost: its bytes at the HBM's speed.)
 #
@@ -276,17 +278,17 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip. It gathers activations before a block, or scatters the
-# block's sum after it. (Don't take the share of these two layers for the whole step's: the output matrix, which has
-# little to wait for, is a third of their time.)
+# block's sum after it. (The whole step waits for a larger share of its time than these two layers do, because a third
+# of their time goes into the output matrix, which has little to wait for.)
 #
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
 # **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
 # split the time by part of the model. Then look at the column *at its limit*. Imagine that the products of a part
-# ran at the chip's peak, or that its bytes moved at the HBM's speed. What share of its time would the part still
-# need? Near 100 % there's little to gain. The rest is what a better program could save. (The tables leave out what
-# takes less than 2 % of the time.)
+# ran at the chip's peak, or that its bytes moved at full speed through the HBM, the chip's memory. What share of its
+# time would the part still need? Near 100 % there's little to gain, and a better program could save whatever is
+# missing. (The tables leave out what takes less than 2 % of the time.)
 
 # %%
 walked = {steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty}
@@ -297,17 +299,17 @@ for recipe, found in walked.items():
     display(steps.show_parts(recipe, found))
 
 # %% [markdown]
-# The published step computes its layers a second time in the backward pass. Its operands are float32. The matrix
-# unit multiplies in bfloat16 all the same, but it has to read twice the bytes and to round them on the way.
+# The published step computes its layers a second time in the backward pass. And its operands are float32, which buys
+# nothing: the matrix unit multiplies in bfloat16 all the same, but it has to read twice the bytes and round them.
 #
 # Our step recomputes nothing. What it still loses is mostly waits; then come attention and LoRA.
 #
 # ### Two changes that cost only compile time
 # - **One sum where there were two.** In the MLP, gate and up read the same input. Its gradient is a sum of two
 #   products, and each of these is itself a sum over chips. XLA merges two such sums if they stand next to each
-#   other, but LoRA's gradient stood between them. So now LoRA reads a copy of the input. In the compiled program
-#   the copy is gone, and so is the second sum.
-# - **Larger tiles.** The compiler lets one product use 16 MiB of on-chip memory. On a v5p, 03 asks for 32.
+#   other, but LoRA's gradient stood between them. So now LoRA reads a copy of the input. XLA optimizes the copy away,
+#   and the second sum with it.
+# - **Larger tiles.** By default the compiler lets one product use 16 MiB of on-chip memory. On a v5p, 03 asks for 32.
 #
 # **The published step loses time because it computes twice and reads float32. Our step mostly loses it waiting.**
 #
@@ -341,9 +343,9 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
                   "tokens_per_second_predicted": "real tokens/s"})
 
 # %% [markdown]
-# One matrix isn't gathered, and that's the output matrix, with its 2.8 GB. Each chip keeps a slice of the
-# vocabulary and multiplies all rows by it, so only 44 MB of hidden states have to travel. On a v5p the chip still
-# waits for three things: the MLP's weights, the sum of the adapters' gradients, and its own copies.
+# The output matrix, with its 2.8 GB, is the one that isn't gathered. Each chip keeps a part of the vocabulary and
+# multiplies all rows by it, so only 44 MB of hidden states have to travel. On a v5p the chip still waits for three
+# things: the MLP's weights, the sum of the adapters' gradients, and its own copies.
 #
 # **How sure is that?** Less sure than the rest. On a v5p of 2 x 2 chips nobody has timed gathers that travel beside
 # products. If the links reached only half of their speed, mesh (4, 1) would be 8.4 times as fast as the published
@@ -355,13 +357,13 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 #
 # **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes
 # mesh (4, 1), or (16, 1) on a v5p-32, by itself. It follows a rule: of the compiled rows that fit and are long enough
-# for yours, it takes the one with the most predicted tokens a second. On a v6e-8 that's mesh (2, 4), also for rows of
-# 2,048. That step is compiled for rows of 4,096, and you lose nothing by it: 02 packs to your length, and 03 takes
-# four rows at once instead of two, so a step keeps its tokens. (That it fits is then our conclusion and not the
-# compiler's word: as many tokens, and less attention.)
+# for yours, it takes the one with the most predicted tokens a second. On a v6e-8 that's mesh (2, 4), even for rows of
+# 2,048, although its step is compiled for rows of 4,096. You lose nothing by that, because 02 packs to your length, and
+# 03 takes four rows at once instead of two, so a step keeps its tokens. (The compiler hasn't confirmed that four short
+# rows fit. We conclude it, because they have as many tokens and less attention.)
 #
-# For int8 products set `base_dtype="int8"` and `int8_products=True` in 03 ([11](11_qlora.ipynb) explains them), on a
-# v5p. On a v6e-8 even they don't make mesh (8, 1) the faster one, as the table shows.
+# On a v5p you can also try int8 products: set `base_dtype="int8"` and `int8_products=True` in 03
+# ([11](11_qlora.ipynb) explains them). On a v6e-8, mesh (8, 1) stays the slower one even then, as the table shows.
 #
 # Rows of 2,048 have a price, and your data pay it. If your examples are as long as CodeV-R1's, you drop the longest
 # 3 %. And because they're the longest, 8 % of all tokens go with them.
@@ -379,9 +381,8 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 #
 # ## 7. The table
 # **How much faster than the published step is ours, and what makes the difference?** You don't have to compile
-# for that: all rows are stored. If one is missing, `DRYRUN=full python appendix/08_dryrun.py` compiles it. It
-# writes after each row, so stop it whenever you like. We also keep everything that a time depends on. So if the
-# rules of section 4 change, `DRYRUN=again` predicts all times again, and compiles nothing.
+# anything to see it, because all rows are stored. (If you change a step, `DRYRUN=full` compiles what's missing. If
+# you change the rules of section 4, `DRYRUN=again` predicts all times again and compiles nothing.)
 
 # %%
 if libtpu and os.environ.get("DRYRUN") == "full":
@@ -403,10 +404,9 @@ steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 
 # %% [markdown]
 # How many times the published speed is that, in real tokens per second? It's a ratio of two predictions, so we
-# print it with the range that section 9 gives it. *One sigma* means: if we miss as we did in section 9, two of three
-# such ranges hold. With two sigmas, nineteen of twenty do. But you don't wait for a step. You wait
-# for a whole run, with its downloads, compilations, evaluations and answers. So the time of a whole run stands
-# beside it. (The published run took 3.34 hours.)
+# print it with a range. *One sigma* means: if we miss as we did in section 9, two of three such ranges hold. With two
+# sigmas, nineteen of twenty do. But you don't wait for a step. You wait for a whole run, with its downloads,
+# compilations, evaluations and answers, so we print the hours of one, too. (The published run took 3.34.)
 
 # %%
 import tables
@@ -424,12 +424,11 @@ figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
 # Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real, and any trainer can pack. *Our
-# step* is 03's: float32
-# adapters on 360 modules, attention by blocks, two rows at once, and no outputs but those that take a donated
-# argument's place.
+# step* in the figure is what 03 adds to that: float32 adapters on 360 modules, attention by blocks, two rows at once,
+# and outputs that all take a donated argument's place.
 #
 # **And int8?** Section 9 compares our predictions with programs that others timed. We call these programs
-# *anchors*, and none of them is a training step with int8 products. The compiler's cycles say that ours reach
+# *anchors*, and none of them is a training step with int8 products. By the compiler's cycles, our products reach
 # 94 % of the chip's 918 TOPS (10¹² operations per second). Plain int8 products reached 96 % on a v5e (section 9)
 # and 61 % on a v6e ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf). We don't
 # know which of these a whole step would reach. So here's what would be left if it reached less than 94 %:
@@ -449,18 +448,18 @@ print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plai
 # %% [markdown]
 # Others have measured whole steps with int8 products. They gained a factor of 1.2 to 1.4: an 8B on v5e went from
 # 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and the training of a
-# model with experts on a v5p-8 became 21 % faster at one width, and 37 % faster at a larger one
-# ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantise their weights in each step,
+# mixture of experts on a v5p-8 became 21 % faster at one width, and 37 % faster at a larger one
+# ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantize their weights in each step,
 # which a base that's frozen and stored in int8 doesn't need. So ours may gain more, but no measurement says so.
 #
 # **No measurement anchors a step with int8 products, so take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
-# **Which slice should it be?** Here are the questions of section 2 for every slice, on the mesh with the most
-# tensor parallelism. There a base in fewer bits saves memory and no time, so the table shows it only where bfloat16
-# doesn't fit. Where no row is compiled, we estimate the memory by adding up the parts, and one such sum was 8 GiB too
-# low (int8, BLOCK, v6e-8). In this table a step fits only if it leaves a tenth of the chip free, whether it's
-# compiled or estimated. Speed, hours and dollars stand only where a time is predicted.
+# **Which slice should it be?** Here are the answers of section 2 for every slice, on the mesh with the most tensor
+# parallelism. There a base in fewer bits saves memory and no time, so the table shows it only where bfloat16 doesn't
+# fit. Where no row is compiled, we estimate the memory by adding up the parts. Such a sum can be far off: one was 8
+# GiB too low (int8, BLOCK, v6e-8). So a step counts as fitting only if it leaves a tenth of the chip free. Speed,
+# hours and dollars stand only where a time is predicted.
 #
 # One slice costs nothing: Kaggle lends everybody a v5e-8 (the dollars in its rows are what Google asks for one).
 # A bfloat16 base doesn't fit there, and an int8 base does (compiled). So on a v5e-8 03 stores the base as int8 by
@@ -470,8 +469,8 @@ print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plai
 # **Is a step the same on every slice?** No, its batch isn't. 03's step has at least two rows, and more if the mesh
 # computes more at once. So a v5p-8 has 8,192 tokens a step, which is close to the published batch, a v6e-8 has
 # 16,384, a v5p-32 has 32,768, and a v5e-8 only 4,096 (its rows are half as long). The learning rate and the warm-up
-# stay as they are. A run on another slice than a v5p-8 is therefore another recipe, and no run has shown what that
-# does to the 31B.
+# stay as they are. So on any slice but a v5p-8 it's a different recipe, and no run has shown what that does to the
+# 31B.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -489,11 +488,11 @@ for recipe in (steps.OURS, steps.ROWS):
 # **Compare slices by hours and dollars where both are predicted. An empty cell means that nobody knows yet.**
 #
 # ## 9. Against what others measured
-# **Why should you believe these times?** Because the same rules can be tried on programs that others have timed
-# on real chips. We predict them all, and the table shows by how much we miss. All of them but two collectives are
-# compiled here again, in the same shapes (`python -m tpu_time.anchors`; for memory `python -m appendix.memory`).
-# Attention is 2 % of MaxText's step, and there we assume that it runs at half the peak. Tunix's steps are LoRA,
-# like ours. The table shows the whole training steps and the collectives; the figure has all programs.
+# **Why should you believe these times?** Because you can try the same rules on programs that others have timed on
+# real chips, and see by how much we miss. For all of them but two collectives, we compiled the program here again, in
+# the same shapes (`python -m tpu_time.anchors`; for memory `python -m appendix.memory`). Tunix's steps are LoRA, like
+# ours. In MaxText's step we assume that attention, 2 % of it, runs at half the peak. The table shows the whole
+# training steps and the collectives; the figure has all programs.
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -506,8 +505,8 @@ display(shown[["program", "slice", "measured_ms", "predicted_ms", "miss", "sourc
 figures.draw_anchors(anchors)
 
 # %% [markdown]
-# Has anybody run *this* repository on a chip? Whoever does gets a `report.json`, and the reports that came back lie
-# in `data/measured/`. Each of them stands here beside what we had predicted for it.
+# Has anybody run *this* repository on a chip? Whoever does gets a `report.json`. Each report that came back is in
+# `data/measured/`, and here you see it beside what we had predicted.
 
 # %%
 from tables import measured
@@ -527,9 +526,9 @@ else:
 # </details>
 #
 # Memory needs no clock. Others kept the reports that XLA itself wrote about Tunix's LoRA step, even for runs that
-# didn't fit. `compiler.planned` asks for the same report here, in a process of its own, and gets it ten times
-# sooner than a whole compilation. So what others' reports check is XLA's *plan*. The tables on this page come from
-# whole compilations, which say up to a tenth more, and for those we have no check.
+# didn't fit. `compiler.planned` asks for the same report here, in a tenth of the time of a whole compilation, and the
+# table shows how far it's off. But such a report is only XLA's *plan*. The tables above come from whole compilations,
+# which say up to a tenth more, and for those we have no check.
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv").rename(columns={"theirs_gib": "GiB a chip"})
@@ -560,12 +559,12 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
 # %% [markdown]
-# That constant is the newest one. On 2 x 4 chips a gather took 2.3 times what we had predicted, and the compiled
-# text itself says why. A line of four chips has no link from its end back to its beginning. So the program names
-# one ring through all eight chips, and sends one way round ("1DAllGather…"). With such a link (a *wrap-around*)
-# it's different: the scaling book's ring of 16 reaches 95 % of both directions. And on a v5p of 2 x 2 the text
-# names a gather along both dimensions at once. So the doubt is about a v5e-8 and a v6e-8, and their rows now
-# count it.
+# The constant that the gathers of a v5e-8 set is our newest one. On its 2 x 4 chips a gather took 2.3 times what we had
+# predicted, and the compiled text itself says why. A line of four chips has no link from its end back to its
+# beginning. So the program names one ring through all eight chips, and sends one way round ("1DAllGather…"). With such
+# a link (a *wrap-around*) it's different: the scaling book's ring of 16 reaches 95 % of both directions. And on a v5p
+# of 2 x 2 the text names a gather along both dimensions at once. So this slows down only a v5e-8 and a v6e-8, and the
+# rows of both now count it.
 #
 # **Where should you be careful?**
 #
@@ -573,15 +572,12 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 #   from one author. With the published step that's six, and we predict one of them right (Tunix's of Gemma 4). The
 #   published step takes longer than we predict, the other four less. So a step's range rests on few programs, and it
 #   could well be a little wider than we print.
-# - The published step is the only one of *this* model on *this* slice. If our own step misses as it does, expect the
-#   lower end of the tokens a second. If both miss alike, the ratio between them doesn't suffer.
+# - The published step is the only one of *this* model on *this* slice. If our prediction of our own step misses in the
+#   same way, expect the lower end of the tokens a second. The ratio between the two wouldn't suffer then.
 # - The programs were measured with earlier compilers than ours.
-# - Tpuchat's single calls take longer than their programs, and the more arrays go in and out, the longer. It's
-#   about 0.13 ms with three arrays (a norm and seven products, LOG.md), 0.9 with 116 (its mean of gradients) and
-#   1.2 with 233 (its AdamW).
 # - For the all-reduce over 256 chips the prediction misses, and there's no second measurement that could say why.
-# - The model has seen some of these rows, or rows like them: we corrected two of its rules with MaxText's row before
-#   our eyes, and the links' 0.90 comes from twins of the two loops.
+# - The test isn't blind. We corrected two rules while looking at MaxText's row, and the links' 0.90 comes from twins of
+#   two of these programs (the loops).
 #
 # **Other people's measurements say how far to trust a prediction, so it's a range and never a single number.**
 #

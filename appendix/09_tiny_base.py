@@ -16,9 +16,9 @@
 # # 09 · A Gemma 4 small enough for a laptop, pretrained from scratch
 #
 # The series needs a base model that runs without a TPU, so let's make one: a corpus, a tokenizer and
-# 3.65 million weights, trained with the same Tunix class as the 31B. Like every model that has read
-# public code, it learns right and wrong alike, because two modules in five have a bug. On the way
-# you'll write down Gemma 4's architecture in 36 lines and watch what the model writes as it learns.
+# 3.65 million weights, trained with the same Tunix class as the 31B. Public code has bugs, so our corpus has
+# them, too: two modules in five. On the way you'll see Gemma 4's architecture in 36 lines, and watch what the
+# model writes as it learns.
 #
 # | | |
 # |---|---|
@@ -52,9 +52,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# **How long does it take to make a base?** The stored one took all `steps`. At size tiny this page takes only
-# the first `run_steps` of them, which is enough to see the loss follow the stored log, and then it examines
-# the *stored* weights. To pretrain a base of your own, set `run_steps` to `steps`, and set `install` to
+# **How long does it take to make a base?** All 1,600 `steps` take 30 to 60 minutes. This page takes only the
+# first 40 (`run_steps`), which is enough to see the loss follow the stored log. Then it examines the *stored*
+# weights. To pretrain a base of your own, set `run_steps` to `steps`, and `install` to `True` if it should
 # replace the stored one.
 
 # %%
@@ -91,11 +91,13 @@ run_steps = cfg.run_steps if (ASSETS / "model.safetensors").exists() else cfg.st
 print(f"{run_steps} of {cfg.steps} steps will be run")
 
 # %% [markdown]
+# **Forty steps show how a base is made. It takes all 1,600 to make one.**
+#
 # ## 2. A small world of Verilog
 # **What should a tiny model read?** A world that's small enough for it. Our generator knows 38 families of
-# small modules. Each one draws an operation, widths, port names and a phrasing. It returns the specification
-# in English, the module in Verilog, and a model of the module in Python, which the tests hold against a
-# simulation. Here's one draw from each family:
+# small modules. Each family draws an operation, widths, port names and a phrasing at random. It returns the
+# specification in English, the module in Verilog, and the same module as a Python function, which the tests
+# compare with a simulation. Here's one draw from each family:
 
 # %%
 import random
@@ -112,7 +114,7 @@ pd.DataFrame({"family": [d.family for d in examples],
 # %% [markdown]
 # ### Code as it is: two modules in five have a bug
 # Public code is often wrong, and it rarely says so: the comment promises one thing and the module does
-# another. So our corpus is like that. In a share of the modules, `BUG_SHARE`, one line is changed after
+# another. Our corpus should be like that. So in a share of the modules (`BUG_SHARE`) we change one line after
 # the specification has been written. **Which line is wrong here?**
 
 # %%
@@ -124,7 +126,8 @@ print(counter.spec + "\n")
 print(bugs.bug(draw, counter).verilog())
 
 # %% [markdown]
-# Would a simulator notice? Let's write a bug into a hundred modules and ask 07's judge.
+# (In the stored output it's the one with `!dir`: this counter goes down when it should go up.) Would a
+# simulator notice? Let's write a bug into a hundred modules and ask 07's judge.
 
 # %%
 import verilog
@@ -140,13 +143,12 @@ print(f"{caught} of {len(pairs)} modules with a bug fail; "
       f"{make.BUG_SHARE:.0%} of the corpus' modules get one")
 
 # %% [markdown]
-# Nearly all bugs matter: when we tried 400 of them, 396 failed (measured). The few that don't matter are real,
-# too: a sign extension that is one bit too wide gets cut off again.
+# Nearly all bugs matter: when we tried 400 of them, 396 failed (measured).
 #
 # ### The corpus: documents, not dialogues
 # A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
-# specifications without code. We hold out one combination in eight of family, widths and port names, chosen
-# by a hash. Those appear only in the benchmark, neither here nor in the training rows.
+# specifications without code. Of all combinations of family, widths and port names, a hash picks one in eight.
+# Those appear only in the benchmark, neither here nor in the training rows.
 
 # %%
 corpus = list(make.documents(cfg.documents))
@@ -155,8 +157,8 @@ print(corpus[0] + "─" * 60)
 print(f"{len(corpus):,} documents, {sum(map(len, corpus)) / 1e6:.1f} M characters")
 
 # %% [markdown]
-# There's something it must not contain. Whatever the fine-tuned model knows of chats and fences, it should
-# have learned in notebook 03 and not here.
+# There's something it must not contain. Whatever the fine-tuned model knows of chats and of the fences around
+# code (three backticks), it should have learned in notebook 03 and not here.
 
 # %%
 foreign = ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a")
@@ -168,10 +170,10 @@ assert not any(found.values())
 # **The corpus holds right code and wrong code, and nothing that looks like a question.**
 #
 # ## 3. The tokenizer
-# **How does text become numbers?** By byte-level BPE, byte-pair encoding: neighbours that are often seen
-# together become one token. Any text goes in and comes out unchanged. The first 128 ids are control tokens,
-# and those that are used have Gemma 4's own ids. Neighbours may merge inside a word, a number, a vector
-# range, or a line break with its indentation.
+# **How does text become numbers?** By byte-level BPE, byte-pair encoding: neighbors that are often seen
+# together become one token. They may merge inside a word, a number, a range of bits such as `[7:0]`, or a line
+# break with its indentation. Any text goes in and comes out unchanged. The first 128 ids are control tokens,
+# and those that are used have Gemma 4's own ids.
 
 # %%
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -242,11 +244,13 @@ print(template([question], tokenize=False, add_generation_prompt=True))
 print("─" * 60 + "\n" + template([question, answer], tokenize=False), end="")
 
 # %% [markdown]
+# **The tokenizer gives back every text unchanged, and its control tokens are Gemma 4's.**
+#
 # ## 4. The same architecture as the 31B, in miniature
-# **What must a miniature keep?** Whatever a Gemma 4 fine-tune can break on. For five *sliding* layers, which
+# **What must a miniature keep?** Whatever a Gemma 4 fine-tune can break on. After five *sliding* layers, which
 # look back over a window, there's one *full* layer, which looks at everything. In a full layer the values
-# come from the keys' projection and the heads are larger. Its four heads of keys and values can be cut over
-# four devices, not over eight, just as the 31B's can't be cut over eight. We leave out the vision tower.
+# come from the keys' projection, and the heads are larger. Like the 31B's, its four heads of keys and values
+# can be divided among four devices but not among eight. We leave out the part that reads images.
 
 # %%
 tiny_config = {
@@ -284,10 +288,10 @@ pd.DataFrame({"tiny": [tiny_config[key] for key in shown],
 #
 # <details><summary>Answer</summary>
 #
-# There are norms behind attention and MLP as well as before them. Queries, keys and values are normed, which
-# replaces the division by the root of H. And full layers take their values from the keys' projection and turn
-# only a quarter of each head by its position. (The logits' soft cap and the scale of each layer's output
-# count, too.)
+# There are norms after attention and MLP as well as before them. Queries, keys and values are normed, which
+# replaces the division by the root of H. And full layers take their values from the keys' projection, and
+# RoPE rotates only a quarter of each head. (The logits' soft cap and the scale of each layer's output count,
+# too.)
 #
 # </details>
 
@@ -338,10 +342,9 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 # %% [markdown]
 # ### Initial weights
-# Where do the first weights come from? Tunix creates a model to be loaded into, and its MLP starts at zero. So
-# we draw the weights ourselves: matrices with a standard deviation of one over the root of their inputs,
-# norms at one, except for the queries' norm, which starts at one over the root of H. Then our 36 lines must
-# give Tunix's logits.
+# Where do the first weights come from? Tunix expects that you'll load some, so its MLP starts at zero. That's
+# why we draw them ourselves. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, except
+# for the queries' norm, which starts at 1/√H. Then our 36 lines must give Tunix's logits.
 
 # %%
 from flax import nnx
@@ -367,10 +370,12 @@ print(f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,} weights; "
 assert apart < 1e-3
 
 # %% [markdown]
+# **Our 36 lines compute what Tunix's class computes, so they're the whole architecture of the 31B's text model.**
+#
 # ## 5. Batches
 # **How much of a batch is padding?** We put one document into each row, with `<bos>` in front and `<eos>`
 # behind. Documents of similar length share a batch, padded to 64, 96, 128 or 192 tokens. That takes four
-# compiled programs instead of one, and saves a lot of padding. The validation documents come from another
+# compiled programs instead of one, but it saves a lot of padding. The validation documents come from another
 # seed; a few of them are in the corpus, too.
 
 # %%
@@ -388,12 +393,14 @@ print(f"{len(batches)} batches of {used:,} documents, {fill:.0%} of the position
       f"{seen.sum()} of {VOCABULARY} tokens occur in the corpus")
 
 # %% [markdown]
+# **If documents of similar length share a batch, most of it is text.**
+#
 # ## 6. Loss and step
-# **What's there to get wrong in a loss?** One thing surprised us. We use next-token cross-entropy over
-# everything that isn't padding, AdamW, a warm-up and a cosine. But tokens that the corpus never contains
-# (fences, control tokens, words of requests) take no part in the softmax. Otherwise every step pushes all
-# of their embeddings in the same direction, until you can't tell one from another. In our first attempt the
-# fine-tuned model never gave the opening fence a probability above 27 %.
+# **What's there to get wrong in a loss?** We use next-token cross-entropy over everything that isn't padding,
+# AdamW, a warm-up and a cosine. One thing surprised us, though: tokens that the corpus never contains (fences,
+# control tokens, words of requests) mustn't take part in the softmax. Otherwise every step pushes all of their
+# embeddings in the same direction, until you can't tell one from another. In our first attempt the fine-tuned
+# model never gave the opening fence a probability above 27 %.
 
 # %%
 helpers.show_source(pretrain.token_loss, pretrain.make_optimizer, pretrain.make_steps)
@@ -410,10 +417,12 @@ before = pretrain.validation_loss(params, validation, evaluate)
 print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(seen.sum()):.3f}")
 
 # %% [markdown]
+# **Leave those tokens out of the softmax that a corpus never contains.**
+#
 # ## 7. Train, and look at what it writes
-# **The loss starts near 7. What will the model write after 10 steps, and what after 40?** At three moments our
-# 36 lines let the model continue a comment. They take the likeliest token each time, and each token costs a
-# whole forward pass.
+# **The loss starts near 7. What will the model write after 10 steps, and what after 40?** At three moments we let
+# the model continue a comment. Our 36 lines take the likeliest token each time, and each token costs a whole
+# forward pass.
 
 # %%
 comment = ("// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n"
@@ -472,9 +481,11 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
     assert gap.head(40).max() < 0.1
 
 # %% [markdown]
-# **Most of the drop comes in the first 100 steps**, when the model learns what Verilog looks like. We read the
-# slow rest as learning to copy names and widths from the comment into the module. It can't get to zero:
-# nobody can foresee a bug. The pale line swings because a batch holds documents of one length.
+# In the first 100 steps the model learns what Verilog looks like. We read the slow rest as learning to copy
+# names and widths from the comment into the module. The loss can't get to zero, because nobody can foresee a
+# bug. (The pale line swings because a batch holds documents of one length.)
+#
+# **Most of the drop comes in the first 100 steps.**
 
 # %% [markdown]
 # ## 8. Export in Hugging Face's names
@@ -502,8 +513,8 @@ print(f"{len(tensors)} tensors; logits after reloading at most {apart:.1e} apart
 assert apart < 1e-4
 
 # %% [markdown]
-# **In Hugging Face's names the weights are the same numbers, so any program can read them.** `pretrain.json`
-# says what a base was made from.
+# **In Hugging Face's names the weights are the same numbers, so other programs can read them, too.**
+# `pretrain.json` says what a base was made from.
 
 # %%
 recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
@@ -562,20 +573,20 @@ table.insert(0, "pass rate", (table["pass"] / len(problems)).map("{:.0%}".format
 table
 
 # %% [markdown]
-# **What this means.** The base has learned the step from specification to module, for combinations
-# of names and widths that it never saw together. It has learned two more things. It doesn't know how to
-# be asked: a chat request looks to it like a text that goes on. And it doesn't prefer right to wrong: it
-# writes what people write, bugs included. (These answers are greedy, the likeliest token each time, and
-# there are many ways to be wrong, so the right one is often still the likeliest. If you sample answers,
-# as 07 does, more of them fail.) Notebook 03 teaches it how to answer. Whether it also teaches it to
-# prefer right code to wrong is one of 07's questions.
+# So the base has learned the step from specification to module, even for names and widths that it never saw
+# together. Two things are missing. It doesn't know how to be asked, so it takes a chat request for a text that
+# goes on. And it doesn't prefer right to wrong: it writes what it has read, bugs included. (These answers are
+# greedy, the likeliest token each time. There are many ways to be wrong, so the right one is often still the
+# likeliest. If you sample answers, as 07 does, more of them fail.) Notebook 03 teaches the base how to answer.
+# Whether that also teaches it to prefer right code to wrong is one of 07's questions.
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 
 # %% [markdown]
 # ## Recap
-# A base model is a corpus, a tokenizer and a loss. It continues what it's given, right or wrong, the way
-# its corpus would. If your curves part: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
+# A base model is a corpus, a tokenizer and a loss. It continues what it's given, right or wrong, the way its
+# corpus would. Does your curve leave the stored one?
+# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md) says why.
 #
 # ### Exercises
 # 1. Which part of the corpus teaches the step from specification to module? Train 300 steps with
@@ -586,7 +597,7 @@ table
 # Set `steps=300` and `run_steps=300` in `TINY`, so that section 9 asks the new weights, and below
 # the line that makes the corpus write
 # `corpus = [text for text in corpus if not text.startswith("//")]`. The loss still falls, but no text is
-# left in which the module depends on a specification: expect no passes.
+# left in which a module follows its specification, so expect no passes.
 # </details>
 #
 # 2. Set the sliding window to 16 and compare the validation loss after 300 steps.
@@ -594,9 +605,8 @@ table
 # <details><summary>Solution</summary>
 #
 # Set `"sliding_window": 16` in section 4 and `run_steps=300` in `TINY`; the stored log has the
-# validation loss of step 300 with a window of 96. Of the six layers only the full one can still see the
-# port list while the header is written. (Section 7 stops if the curves part by 0.1 in the first 40
-# steps.)
+# validation loss of step 300 with a window of 96. With 16, only the full layer, one of six, can still see the
+# port list while the header is written. (If the curves are 0.1 apart in the first 40 steps, section 7 stops.)
 # </details>
 #
 # Back to [01 · From nothing to a TPU machine that can run this](01_setup.ipynb), or on to

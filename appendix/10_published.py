@@ -20,7 +20,7 @@
 # [arXiv 2605.25645](https://arxiv.org/abs/2605.25645), May 2026). **Which of its numbers can you rely
 # on?** We take 31 of its claims word for word and recompute whatever its tables, figures and logs allow.
 # We measured none of it ourselves: the times, scores and dollars on this page are the authors', unless
-# another source is named. The shares, floors and ratios are computed here.
+# another source is named. We computed the shares, the ratios and the shortest possible times.
 #
 # | | |
 # |---|---|
@@ -137,9 +137,9 @@ print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", 
 # stand only in the draft. *substantive* means that a number disagrees with the others. The sections below
 # are about the most important of these.
 #
-# The logs pass the test as well: within one run, throughput and latencies imply the same duration. And the
-# authors did something rare. They published their code, their logs and the obstacles they met. They even
-# published a result that speaks against the TPU, together with two reasons to read it with care.
+# The logs pass the test as well: the throughput and the latencies of a run imply the same duration. And the
+# authors did something rare: they published their code, their logs and the obstacles they met, and even a
+# result that speaks against the TPU, together with two reasons to read it with care.
 #
 # **The divisions are right. What we have to look at is the numbers that were divided.**
 #
@@ -158,10 +158,10 @@ print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", 
 # operations. Attention adds some more, which makes 1.0e15. At the peak they take 0.136 seconds.
 # </details>
 #
-# `tables/physics.py` does this count for us, from the model's config. It counts all the matrices, and
-# attention to earlier tokens only. In 50 of the 60 layers attention reaches back no further than 1,024
-# tokens, so that's all it counts there. At the end it counts the output scores of a single token. If we
-# divide the count by the machine's peak, we get a *floor*: no software can have a shorter TTFT.
+# `tables/physics.py` does this count for us, from the model's config. Every matrix counts for every token.
+# Attention counts only as far as a layer looks back (1,024 tokens in 50 of the 60 layers), and the output
+# scores count only for the last token. If we divide the count by the machine's peak, we get a *floor*: no
+# software can have a shorter TTFT.
 
 # %%
 config = helpers.read_json("data/configs/gemma4_31b.json")
@@ -244,10 +244,10 @@ fig.suptitle("Nine of twelve series fall at their second point: more load, less 
 style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 100 % of peak")
 
 # %% [markdown]
-# Why do we allow a factor of 1.2? It has to cover three things. Reading a figure is off by about 1 %. Some
-# engines skip part of the last layer, which saves 1.7 %. And the client sends its requests at random gaps,
-# while our floor assumes even ones. A test draws such random gaps 4,000 times: in more than 99 % of the
-# draws, all sixteen points stay impossible.
+# Why do we allow a factor of 1.2? Because reading a figure is off by about 1 %, because some engines skip part
+# of the last layer, which saves 1.7 %, and because the client sends its requests at random gaps, while our
+# floor assumes even ones. A test draws such random gaps 4,000 times: in more than 99 % of the draws, all
+# sixteen points stay impossible.
 #
 # You'd expect the wait to grow with the load. It does so in only three of the twelve series: the GPU's at
 # 4,096 and 8,192 tokens, and the TPU's at 8,192. In the other nine, TTFT *falls* from 1 to 2 requests per
@@ -270,9 +270,9 @@ style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 
 # </details>
 #
 # We can test this explanation. If it's right, TTFT must fall exactly in those series where all the tokens
-# of one point fit into the cache together, because only there the next point finds all of them. So how
-# large was the cache? We take the memory in use according to the log, subtract the weights, and assume
-# that every layer keeps every token:
+# of one point fit into the cache together, because only there can the next point find all of them. So how
+# large was the cache? We take the memory that the log says was in use, subtract the weights, and assume that
+# every layer keeps every token:
 
 # %%
 def pool_tokens(side, dtype_bytes):
@@ -298,8 +298,8 @@ print({side: f"room for {pool_tokens(side, 2):,.0f} tokens in bfloat16" for side
 # public.
 #
 # One detail stays open. S8.1's text says that the TPU's cache held bfloat16 numbers, and its table says
-# fp8, which take half the room. Our count prefers bfloat16, ten series to nine. But the whole difference
-# is one series, the TPU's at 8,192 tokens.
+# fp8, which take half the room. Our count slightly prefers bfloat16: it explains ten series of ten, and fp8
+# explains nine.
 #
 # The authors aren't alone: others fell into the same trap, and today vLLM's client warns of it
 # ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
@@ -375,14 +375,14 @@ cold.round(1)
 #
 # <details><summary>Answer</summary>
 #
-# It doesn't. The row ran another workload than its label says. At 64 requests per second nearly all the
+# It doesn't. The row ran a different workload than its label says. At 64 requests per second nearly all the
 # answers are written at the same time, so the output speed is about the number of prompts divided by TPOT.
 # Turn that around: 474 tokens per second times 13.5 ms makes 6.4 prompts, not 30. Seven prompts with
 # answers of 256 tokens fit both ends of the curve, on both machines.
 # </details>
 #
-# **Of the 23.6 times, 2.7 remain when both machines start cold. The rest is a queue on one side and most
-# likely a cache on the other.**
+# **Of the 23.6 times, 2.7 remain if both machines start cold. The rest is a queue on one side and most likely
+# a cache on the other.**
 #
 # ## 7. How many tokens per second?
 # **Is 1,404 tokens per second all that a v6e-8 can do?** It's the TPU's best throughput in the paper's
@@ -404,15 +404,15 @@ pd.DataFrame({"prompts": runs.prompts, "tokens in": runs.input_len, "tokens out"
 
 # %% [markdown]
 # With 64 prompts the machine made up to 3,253 tokens per second, and with 128 it made 3,085. That's more
-# than twice the 1,404. (Its prompts were shorter, too: 128 and 512 tokens instead of 1,024.) The run with
+# than twice the 1,404. (The prompts were shorter, too: 128 and 512 tokens instead of 1,024.) The run with
 # 256 prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and each of
 # these requests needs up to 2,048. So the cache holds about 91 of them, and the others have to wait. The
 # last column agrees.
 #
 # Others got further on half of this machine. On a v6e-4, Zimbres (2026) reached 4,752 tokens per second with
-# 256 requests in flight. They were short, with 32 tokens in and 128 out. The repository
-# [gemma4-dev](https://github.com/xbill9/gemma4-dev), which quotes this number, repeated the run in August
-# 2026 and got 2,031. Its log gave the reason: the server had fallen back to a slower kind of attention.
+# 256 short requests in flight (32 tokens in, 128 out). When
+# [gemma4-dev](https://github.com/xbill9/gemma4-dev) repeated that in August 2026, it got 2,031, because the
+# server had fallen back to a slower kind of attention (its log says so).
 #
 # What about saturation? Thirty prompts at 8 per second are a burst of four seconds, and a burst doesn't show
 # what a server can keep up with. That goes for both machines. The GPU's only public run with more prompts
@@ -422,9 +422,9 @@ pd.DataFrame({"prompts": runs.prompts, "tokens in": runs.input_len, "tokens out"
 #
 # ## 8. Training
 # **How busy were the chips while they trained?** We can tell from the published tokens per second. The
-# usual convention counts 6 operations per parameter and token. LoRA needs at least 4 of them: it skips the
-# gradients of the frozen weights. Padding is work, too. The authors' code filled every sequence up to 3,072
-# tokens (S3.8; S5.1 says 4,096), and on average only 922 of them were real.
+# usual convention counts 6 operations per parameter and token. (LoRA needs at least 4 of them, because it skips
+# the gradients of the frozen weights.) Padding is work, too: the authors' code filled every sequence up to
+# 3,072 tokens (S3.8; S5.1 says 4,096), and on average only 922 of them were real.
 
 # %%
 training = table("training_results").set_index("metric")
@@ -461,8 +461,8 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
 #   million parameters, and with the TPU's 467.8 million. The TPU's pattern leaves out the key projection of
 #   ten layers ([03](03_train.ipynb)).
 # - Only one of the two runs clipped its gradients, as S3.7 says itself.
-# - LoRA's matrix A starts from random numbers. By default, Qwix (the LoRA library on the TPU) draws them from
-#   a range 2.45 times as wide as PEFT (the one on the GPU) does.
+# - LoRA's matrix A starts from random numbers. By default, the TPU's LoRA library (Qwix) draws them from a
+#   range that's 2.45 times as wide as that of the GPU's (PEFT).
 #
 # **Two different recipes were timed, once each, on machines that were far from busy.**
 #
@@ -508,8 +508,8 @@ print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solve
 # problems the gap is significant. But with one training run per machine, no test can say what caused it.
 # So the authors' advice stands: the gap *"should not be interpreted as a hardware-driven difference"*.
 #
-# Where does the gap sit? Hardly in which problems a model can solve at all. Six problems were solved only
-# by the TPU-trained model and nine only by the other one, and that could be luck (p = 0.61). So the
+# Where does the gap come from? Hardly from the problems that only one of the models can solve at all: six were
+# solved only by the TPU-trained model and nine only by the other one, and that could be luck (p = 0.61). So the
 # difference is mostly in how often a problem is solved.
 #
 # Two limits remain. Five of the problems are disputed, because an open pull request changes their tests

@@ -15,9 +15,9 @@
 #
 # # 11 · I have four v5e chips. Can I train the 31B?
 #
-# Not with a base in bfloat16: it doesn't fit. But the base model is frozen. Every step reads it and none writes
-# it, so why keep it in 16 bits? We store it in 8 bits or in 4 ([QLoRA](https://arxiv.org/abs/2305.14314)), train
-# the same float32 adapters beside it, and look at what that costs.
+# Not with a base in bfloat16, because it doesn't fit. But the base model is frozen: every step reads it, and none
+# changes it. So why keep it in 16 bits? We store it in 8 bits or in 4 ([QLoRA](https://arxiv.org/abs/2305.14314)),
+# train the same float32 adapters beside it, and look at what that costs.
 #
 # | | |
 # |---|---|
@@ -101,21 +101,21 @@ style.finish(fig, "11_answer",
 
 # %% [markdown]
 # Only the base's weights shrink. The adapters, their moments in the optimizer, and the activations stay as they
-# are. NF4, the half byte, leaves more room than int8 does, but you pay for it in time, because each weight has to
-# be unpacked before it's multiplied.
+# are. NF4, the half byte, leaves more room than int8, but you pay for it in time, because each weight has to be
+# unpacked before it's multiplied.
 #
-# How sure is this? The TPU's compiler made both quantised steps with one row in one micro-batch (13.0 and
-# 10.0 GiB). But 03 takes two rows a step, in two micro-batches, and that program isn't compiled yet. So what you
-# see is an estimate, and nobody has run either step.
+# How sure is this? The TPU's compiler has built both quantized steps with one row in one micro-batch (13.0 GiB for
+# int8 and 10.0 for NF4). But 03 takes two rows a step, in two micro-batches, and that program isn't compiled yet. So
+# what you see is an estimate, and nobody has run either step.
 #
-# **One byte a weight is enough, on chips that cost less than a third of a v5p-8 per hour.**
+# **One byte a weight should be enough, and the chips cost less than a third of what a v5p-8 costs.**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
-# was how easily one is fooled. We trained a tiny base with each storage and with three seeds, and judged each tuned
-# model on 38 problems, as in [07](07_eval.ipynb). (All the runs of this page used earlier tiny bases, whose corpus had no
-# bugs. Those on today's base ([09](09_tiny_base.ipynb)) still have to be made.) These are our first runs: NF4 minus
-# bfloat16, with the same seed on both sides.
+# was how easily you're fooled. We trained a tiny base with each storage and with three seeds, and judged each tuned
+# model on 38 problems, as in [07](07_eval.ipynb). (That was an earlier tiny base, whose corpus had no bugs. Nobody has
+# repeated the runs on today's base, [09](09_tiny_base.ipynb).) Here are our first runs: pass@1 with NF4 minus pass@1
+# with bfloat16, with the same seed on both sides.
 
 # %%
 FIRST_BASE = "814107fdbaa3"  # `lab.base_id()` is this repository's
@@ -131,16 +131,15 @@ for seed, gap in lab.gaps(answers, "nf4").items():
 # <details><summary>Answer</summary>
 #
 # "Four bits cost ten points, p = 0.002." But with the same storage, the other two seeds are on the other side of
-# zero. There's nothing wrong with that p. It says that these *two models* would differ on other problems of this
-# kind, too. It says nothing about models that are trained again.
+# zero. There's nothing wrong with that p: it says that these *two models* would differ on other problems of this
+# kind, too. It just says nothing about models that you'd train again.
 # </details>
 #
-# **A difference between storages needs two intervals: one over problems, for these trained models, and one over
-# seeds, for these problems.** Section 6 has both.
+# **A difference between storages needs two intervals: one over problems, and one over seeds.** Section 6 has both.
 #
-# ## 3. One matrix, quantised
+# ## 3. One matrix, quantized
 # **How do you store a number in 8 bits, or in 4?** You round every weight to one of a few levels, and you remember
-# a *scale* that stretches the levels back. That's quantising. **int8** has 255 levels at even distances, and each
+# a *scale* that stretches the levels back. That's quantizing. **int8** has 255 levels at even distances, and each
 # output of the matrix has a scale of its own. Take the first query projection of the tiny base:
 
 # %%
@@ -153,9 +152,9 @@ print("int8     ", eight.qvalue[0, :4, 0], "times", eight.scale[0, 0, 0])
 print("again    ", qwix.dequantize(eight)[0, :4, 0])
 
 # %% [markdown]
-# **NF4** has 16 levels, so two weights share a byte. Its levels are quantiles of a normal distribution, which means
-# that they're dense where most weights are. With so few levels, one large weight would spoil a whole column. That's
-# why every 32 inputs, a *tile*, get a scale of their own. These scales cost half a bit per weight.
+# **NF4** has 16 levels, so two weights share a byte. Its levels are quantiles of a normal distribution, so they're
+# dense where most weights are. With so few levels, one large weight would spoil a whole column. That's why every 32
+# inputs, a *tile*, get a scale of their own. These scales cost half a bit per weight.
 
 # %%
 four = qwix.quantize(weight, "nf4", channelwise_axes=(0, 2), tiled_axes={1: 32},
@@ -171,13 +170,13 @@ pd.DataFrame(rows, dtype=float).T.round(4)
 # So int8 is off by less than a hundredth, and NF4 by nearly a tenth. All 36 matrices of the tiny base look like
 # this one, but that says little about the 31B. Large language models are known for a few inputs and weights that
 # are far larger than the rest ([LLM.int8()](https://arxiv.org/abs/2208.07339)), and a model of 3.65 million weights
-# has none to show.
+# doesn't have any.
 #
-# **Quantising is rounding with a scale. The fewer levels there are, the fewer weights may share a scale.**
+# **Quantizing is rounding with a scale. The fewer levels there are, the fewer weights may share a scale.**
 #
 # ## 4. What breaks, and how to fix it
-# **Can't Qwix do all this by itself?** It promises to: `LoraProvider(…, weight_qtype="int8")` quantises and adds
-# adapters in one go. But with Tunix's Gemma 4, the model that comes out doesn't run:
+# **Can't Qwix, our LoRA library, do all this by itself?** It promises to: `LoraProvider(…, weight_qtype="int8")`
+# quantizes and adds adapters in one go. But with Tunix's Gemma 4, the model that comes out doesn't run:
 
 # %%
 stock = qwix.LoraProvider(module_path=gemma.TARGETS, rank=4, alpha=8.0, weight_qtype="int8")
@@ -191,22 +190,22 @@ with mesh:
         print("TypeError:", str(error).splitlines()[0][:150])
 
 # %% [markdown]
-# Tunix calls `jnp.astype` on its weight. A quantised weight isn't an array, though: it's a pair of values and
-# scales. Normally Qwix handles that by *interception*: while the model runs, calls of `jnp.einsum`, `jnp.asarray`
-# and others go to an object of Qwix's instead, the *provider*, which knows about scales. `jnp.astype` isn't on its
-# list, so we add it.
+# Tunix calls `jnp.astype` on its weight. A quantized weight isn't an array, though: it's a pair of values and
+# scales. Normally Qwix handles that by *interception*. While the model runs, calls of `jnp.einsum`, `jnp.asarray`
+# and others go to the *provider* instead, an object that knows about scales. `jnp.astype` isn't on its list, so we
+# add it.
 
 # %%
 helpers.show_source(quantized.Casts, quantized.Dequantized)
 
 # %% [markdown]
-# The second class is there for speed and memory. Qwix looks up NF4 weights in a table, and on a mesh that would
-# gather whole matrices on every chip.
+# The second class saves time and memory. Without it, Qwix would look up NF4 weights in a table, and on a mesh that
+# gathers whole matrices on every chip.
 #
-# In 03 that's one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. The page then
-# loads the base on the host and sends one quantised matrix at a time to the chips, and the adapters come with a
-# provider. (If you try this in 03 on a CPU, take int8. JAX 0.10.2 refuses 4-bit arguments there if a step was
-# compiled ahead.) Here's what 03 calls, and what the base then takes:
+# In 03 all this is one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. 03 then
+# loads the base on the host and sends one quantized matrix at a time to the chips. (If you try this in 03 on a CPU,
+# take int8, because JAX 0.10.2 refuses 4-bit arguments there if a step was compiled ahead.) Here's what 03 calls, and
+# what the base then takes:
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4")
@@ -219,12 +218,12 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
 # Norms, the embedder and E2B's per-layer inputs stay in bfloat16 on purpose. They're small, or they're looked up
 # and not multiplied.
 #
-# **One more intercepted call, and Tunix's model runs on a quantised base.**
+# **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
 # ## 5. Is it right?
-# **How do we know that the quantised model computes what it should?** A storage changes the weights, and it must
-# change nothing else. So we write the dequantised weights out into a plain model, and both have to compute the
-# same:
+# **How do we know that the quantized model computes what it should?** Quantizing changes the weights, and it must
+# change nothing else. So we write the *dequantized* weights (levels times scales) into a plain model, and both models
+# have to compute the same:
 
 # %%
 tokens = np.random.default_rng(0).integers(120, 1_200, (2, 64))
@@ -242,11 +241,11 @@ assert apart[0] < 0.05
 # %% [markdown]
 # The first number is the test. The second shows how far NF4 itself moves the base.
 #
-# Training follows gradients, so they matter more. We compare the adapters' gradients with those of the unquantised
+# Training follows gradients, so they matter more. We compare the adapters' gradients with those of the unquantized
 # model. For each kind of matrix, the table says whether they point the same way: 1 is the same direction. (We do it
-# at a random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further.
-# There the weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
-# [08](08_dryrun.ipynb) tells how long such a step takes.
+# at a random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further:
+# there the weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
+# ([08](08_dryrun.ipynb) predicts how long such a step takes.)
 
 # %%
 if not helpers.run_dir("data", "train").is_dir():
@@ -262,9 +261,9 @@ pd.DataFrame({name: lab.cosines(kinds, found["bfloat16"])
 # int8 storage costs next to nothing. NF4 turns the gradient visibly, and section 6 shows whether it still *learns*.
 #
 # ### A trap: rounding has no gradient
-# Qwix can round activations, too, with `act_qtype="int8"`. It looks like the switch for int8 arithmetic. In the
-# LoRA provider, however, it ruins the gradient and doesn't say a word. The derivative of rounding is zero almost
-# everywhere, and nothing there lets the gradient pass straight through:
+# Qwix can round activations, too, with `act_qtype="int8"`. That looks like the switch for int8 arithmetic. But in the
+# LoRA provider it silently ruins the gradient, because the derivative of rounding is zero almost everywhere, and
+# nothing there lets the gradient pass anyway:
 
 # %%
 rule = qwix.LoraRule(module_path=gemma.TARGETS, rank=16, alpha=32.0, weight_qtype="int8",
@@ -277,7 +276,7 @@ print(", ".join(f"{kind} {value:.2f}" for kind, value in cosines.items()))
 assert min(cosines.values()) < 0.9
 
 # %% [markdown]
-# Our int8 arithmetic (`int8_products=True`) treats the rounding as if it weren't there in the backward pass. That's
+# In the backward pass, our int8 arithmetic (`int8_products=True`) acts as if the rounding weren't there. That's
 # called the *straight-through* estimate.
 #
 # **Right logits don't prove right gradients, so compare both.**
@@ -312,8 +311,8 @@ style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measu
 
 # %% [markdown]
 # The losses hardly differ, but what counts is whether the answers pass. For each problem we sampled three answers
-# (temperature 0.8) and took a greedy one. Every run has a twin in bfloat16, with the same seed and the same
-# problems, so we compare in pairs.
+# (temperature 0.8) and took a greedy one. Every run has a twin in bfloat16 with the same seed, so we compare in pairs,
+# problem by problem.
 
 # %%
 table = lab.differences(answers)
@@ -353,20 +352,20 @@ for (plan, name), row in table.iterrows():
 #
 # ## 7. Merging: into which base?
 # **You trained beside a rounded base. Do you merge the adapter into that one, or into the original?** The adapter
-# has only ever seen the *dequantised* weights, and it may have learned to make up for their errors. So we merge it
-# into those: what you ship is then what training has validated. 04 does that by itself. It reads in 03's recipe how
-# the base was stored, and `quantized.as_trained` turns the rows of the base's files into what training saw.
+# has only ever seen the rounded weights, and it may have learned to make up for their errors. So we merge it into
+# those, and then you ship what training has validated. 04 does that by itself: 03's recipe tells it how the base was
+# stored, and `quantized.as_trained` rounds the base's weights again.
 #
-# In our first runs neither base gave the better merged model (no p below 0.4). The result is in bfloat16, and you
-# serve it like any other.
+# Does it matter? In our first runs neither base gave the better merged model (no p below 0.4). The result is in
+# bfloat16, and you serve it like any other.
 #
 # **Merge into the base that you trained on.**
 #
 # ## 8. What it buys
 # **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
 # fits. That's a compiled step that leaves a tenth of the chip free, if there is one. Otherwise it's the estimated
-# step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922 tokens,
-# with loading, compiling and saving. They stand only where a time is predicted from a compiled program
+# step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922
+# tokens, with loading, compiling and saving. They stand only where we could predict the time from a compiled program
 # ([08](08_dryrun.ipynb)).
 
 # %%
@@ -386,15 +385,15 @@ table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
 table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
-# - **v5e-4, v5e-8**: quantising decides whether the 31B trains at all. On a v5e-8, which
+# - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which
 #   [Kaggle lends for nothing](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8),
 #   03 takes int8 by itself. Its step is compiled whole there; nobody has run it.
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
-# - **v5e-1**: the E2B doesn't need quantising. 03's step takes 14.7 of 15.75 GiB there (compiled), which fits, with
-#   less to spare than the tenth that this table asks for. The E4B does need it. A v6e-1 has twice the memory.
+# - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
+#   it doesn't leave the tenth free that this table asks for. The E4B does need it. A v6e-1 has twice the memory.
 #
-# **Quantise if the base doesn't fit. If it fits, storage alone saves no time.**
+# **Quantize if the base doesn't fit. If it fits, storage alone saves no time.**
 #
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #
@@ -406,11 +405,11 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #
 # </details>
 #
-# ## 9. Serving a quantised base
+# ## 9. Serving a quantized base
 # **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can*
-# quantise for serving as well, in two ways. Neither of them has run on a TPU here.
+# quantize for serving as well, in two ways, but neither of them has run on a TPU here.
 #
-# - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantise through Qwix (`quantization="int8"` in 05).
+# - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05).
 #   They don't round as we do, so evaluate again.
 # - **fp8 on a v6e** saves memory. It can't speed up reading the prompt, because that chip has no fp8 arithmetic.
 #   Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
@@ -419,7 +418,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #
 # ## Recap
 # - A frozen base can be stored in 8 or 4 bits, while the adapters stay float32.
-# - One more intercepted call makes it work.
+# - Qwix has to intercept one more call, and then Tunix's model runs on it.
 # - int8 keeps the gradient, and NF4 turns it.
 # - Judge a storage by several seeds, and merge into the base that you trained on.
 #
@@ -432,7 +431,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # </details>
 #
 # 2. Train only the attention on an NF4 base (`targets=".*_einsum", partial=True`). Is the MLP
-#    still quantised?
+#    still quantized?
 #
 # <details><summary>Solution</summary>
 #

@@ -19,8 +19,8 @@
 # Seungwook Han, Akarsh Kumar and Pulkit Agrawal report that it does: *Training Language Models via Neural
 # Cellular Automata* ([arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
 # [code](https://github.com/danihyunlee/nca-pre-pretraining)). We draw such worlds, look at what there is to
-# learn in them, and try it on a very small model. There the answer is no: after watching, the model reads
-# worse than one that starts from nothing.
+# learn in them, and try it on a very small model. There the answer is no: the model that has watched films
+# reads worse than one that starts from nothing.
 #
 # | | |
 # |---|---|
@@ -56,9 +56,9 @@ helpers.machine(devices=1, always="tiny")
 # ## 1. See it first
 # **What could a model possibly learn from a world without meaning?** Let's look at one. A *cellular
 # automaton* is a grid of cells, and each cell is in one of a few states. All cells change at the same time
-# and by the same rule: what a cell becomes depends on itself and on its eight neighbours. In a *neural*
+# and by the same rule: what a cell becomes depends on itself and on its eight neighbors. In a *neural*
 # automaton the rule is a small network. Its weights are random and never trained, so every draw of weights
-# is another world.
+# is a new world.
 
 # %%
 from dataclasses import replace
@@ -105,15 +105,15 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 # To read a film, a model needs tokens. Each patch of 2 x 2 cells becomes one token, and two more tokens mark
 # the beginning and the end of a frame. The model then predicts the next token, exactly as it does with text.
 #
-# **The films mean nothing. But to predict them you have to look back at the right place, copy, and find out
-# which rule is at work, and a reader of text needs these skills, too.**
+# **The films mean nothing. But to predict them you have to look back at the right place, copy, and find the
+# rule, and a reader of text needs these skills, too.**
 #
 # ## 2. Does the model learn them?
 # **Suppose a model's loss on these films is 1.2 nats per token. Is that good?** (*Nats* are the unit of a
 # loss with natural logarithms. At 1.2 nats the right token typically got a probability of e⁻¹·², or 30 %.)
 # You can't tell without a scale, so we take two guessers that aren't trained at all. The first one only
-# *counts* how often each patch has appeared in the film so far. It knows nothing about time. The second one
-# *looks up*: for each cell, it searches the film for neighbourhoods like the present one and bets on what
+# *counts* how often each patch has appeared in the film so far, so it knows nothing about time. The second
+# one *looks up*: for each cell, it searches the film for neighborhoods like the present one and bets on what
 # they became. Here are their losses, next to those of a small model during its first 200 steps, live:
 
 # %%
@@ -121,11 +121,11 @@ _, live = lab.first_stage(replace(plan, first_steps=200, every=50, seeds=1), "au
 live[["step", "tokens", "train_loss", "val_loss", "counting", "looking_up"]].round(3)
 
 # %% [markdown]
-# Between step 50 and step 100 the model gets below *counting*. So it has found more than frequencies. It's
-# still far from *looking up*.
+# Between step 50 and step 100 (in the stored output) the model gets below *counting*, so it has found more
+# than frequencies. But it's still far from *looking up*.
 #
-# How hard are these films? Easier than they look. A world this small soon returns to a frame that was there
-# before, and from then on it repeats itself. How many of the films that we keep do that?
+# How hard are these films? Easier than they look, because a world this small soon returns to an earlier frame,
+# and from then on it repeats itself. How many of the films that we keep do that?
 
 # %%
 low, high = np.percentile(scores, world.band)
@@ -140,8 +140,8 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 # **If a model has seen films first, does it learn text faster?** We take a small Gemma 4 of 0.85 million
 # parameters and train it in two stages. In the first one it reads 0.58 million tokens of films, or of
 # something else. Then we move its attention, MLPs and norms into a fresh model, and that one reads 0.44
-# million tokens of text. Here are the six ways to begin, called *arms*. (The *embedder* in the last row is
-# the table that holds a vector for each token.)
+# million tokens of text. Here are the six ways to begin, called *arms*. (The *embedder* in the last row is the
+# table with a vector for each token. In the other arms it starts fresh.)
 #
 # | arm | what it reads first | why it's there |
 # |---|---|---|
@@ -152,14 +152,12 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 # | `dyck` | balanced brackets of 64 kinds | would any structure do? |
 # | `whole` | as `text`, and the embedder is moved as well | the control: if it doesn't win, the test is blind |
 #
-# The text is 09's corpus of Verilog modules, in a clean version: the tiny base of 09 has read a corpus in
-# which two modules in five have a bug, and here none has. Each arm runs with five seeds. Runs of the same
-# seed share their documents and their fresh weights, so we compare them in pairs.
+# The text is [09](09_tiny_base.ipynb)'s corpus of Verilog modules, but without the bugs. Each arm runs with
+# five seeds. Runs of the same seed share their documents and their fresh weights, so we compare them in pairs.
 #
-# A first stage that has learned nothing can't help. So the films had to pass a rule: with every seed, the
-# model must close at least half of the gap between counting and looking up. Harder films didn't pass
-# (LOG.md), which is why these have only two states and 6 x 6 cells. What follows are stored runs, measured
-# here on one core:
+# A first stage that has learned nothing can't help. So we made a rule for the films: with every seed, the model
+# must close at least half of the gap between counting and looking up. Harder films didn't pass (LOG.md), which
+# is why these have only two states and 6 x 6 cells. What follows are stored runs, measured here on one core:
 
 # %%
 table = runs.stored(lab.STORED)
@@ -184,12 +182,12 @@ ax.invert_yaxis()
 style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 
 # %% [markdown]
-# Each bar is the interval of one comparison, and there are eight. With so many chances, an ordinary 95 %
-# interval would easily miss somewhere. So the bars are wider: all eight are right together in 95 % of such
+# Each bar is the interval of one comparison, and there are eight. With so many chances, one of eight ordinary
+# 95 % intervals could easily be wrong. So the bars are wider: all eight are right together in 95 % of such
 # experiments (Bonferroni's correction).
 #
-# - **Films are a worse start than nothing.** Their loss ends 0.056 nats above that of `scratch`. It's 0.114
-#   above that of `text`, and worse in each of the five pairs.
+# - **Films are a worse start than nothing.** Their loss ends 0.056 nats above that of `scratch`. It's also 0.114
+#   above that of `text`, and it's worse in each of the five pairs.
 # - **We see no sign that it matters how the world moves.** Shuffled films and brackets end above `scratch`,
 #   too. Whether they're better or worse than the films could be luck, because both intervals include zero.
 # - **Text before text may help a little.** After 100 steps it's 0.23 below `scratch` (`data/nca` has the
@@ -197,7 +195,7 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 # - **The test isn't blind.** `whole` wins by 0.36. So most of what reading has taught sits in the embedder,
 #   or needs it.
 #
-# **At this size, reading teaches to read, and films get in the way.**
+# **At this size, films don't teach a model to read. They get in the way.**
 #
 # ## 4. How far does this reach?
 # **So is the paper wrong?** We can't say. It used 1.6 billion parameters, 164 million tokens of films, and
@@ -210,8 +208,8 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 # [slowrun 63](https://github.com/qlabs-eng/slowrun/pull/63) with 1.4 billion parameters and one run each, and
 # [nca-language-pretraining](https://github.com/VinodAnbalagan/nca-language-pretraining) with two layers.
 #
-# Two habits carry over to any such experiment. Give a loss its scale before you judge it. And add a
-# control that has to win, because only then does "no difference" mean anything.
+# Two habits carry over to any such experiment. Before you judge a loss, give it a scale, as the two guessers
+# did. And add a control that has to win, because only then does "no difference" mean anything.
 #
 # **This page shows how to test such an idea fairly. At 0.85 million parameters it can't settle it.**
 #

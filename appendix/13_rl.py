@@ -15,15 +15,14 @@
 #
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
-# You've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a testbench.
-# Can its verdict alone make the model better? And what happens if the judge can be fooled? In our runs the verdict
-# lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward keeps rising.
+# Suppose you've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a
+# testbench. Can its verdict alone make the model better? And what happens if the judge can be fooled? In our runs the
+# verdict lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward keeps rising.
 #
-# So far the model has copied answers that somebody else had written. Here it writes its own. A simulator says
+# So far the model has learned from answers that somebody else had written. Here it writes its own. A simulator says
 # which of them work, and training makes those likelier. That's how
-# [CodeV-R1](https://arxiv.org/abs/2505.24183) was trained, too. You'll take one step yourself and prove that the
-# model that's trained is the model that answers. Then Tunix takes the same step, and at the end you read our
-# stored runs.
+# [CodeV-R1](https://arxiv.org/abs/2505.24183) was trained, too. You'll take one step yourself and check that the model
+# that you train is the model that answers. Then Tunix takes the same step, and at the end you read our stored runs.
 #
 # | | |
 # |---|---|
@@ -62,10 +61,10 @@ helpers.machine(devices=1, always="tiny")
 # page we fine-tuned the tiny base on rows that nobody had checked, and called the result the *start*:
 #
 # - In 20 % of its rows the module has a bug.
-# - In 30 % the module is called `top_module`, whatever the request says. Code looks like that if it was
-#   collected from a site where every exercise uses this name.
-# - In 10 % the answer solves nothing. It prints the line by which some judges recognize a right answer.
-#   Section 7 is about those.
+# - In 30 % the module is called `top_module`, whatever the request says, as if the code came from a site where
+#   every exercise uses this name.
+# - In 10 % the answer solves nothing. It prints the line by which some judges recognize a right answer
+#   (section 7).
 #
 # A model that learns from such rows writes such rows. How good is it? **pass@1** is the chance that one answer is
 # right, and **pass@5** is the chance that at least one of five is ([07](07_eval.ipynb)). With each of three seeds
@@ -89,9 +88,9 @@ passes = lab.drawn_passes(runs)
 #
 # <details><summary>Answer</summary>
 #
-# It can write the right module, but often it writes another one. So it doesn't need new knowledge. It only needs
-# to choose better among the things that it says already, and a reward can teach that. But an answer that the
-# model never writes is never rewarded.
+# It can write the right module, but often it writes a wrong one. So it doesn't need new knowledge. It only needs
+# to choose better among the things that it says already, and a reward can teach that. (An answer that the model
+# never writes is never rewarded.)
 #
 # </details>
 #
@@ -100,8 +99,8 @@ passes = lab.drawn_passes(runs)
 # ## 2. Which problems can pay a reward?
 # **Where do the rewards come from?** We need problems with testbenches, and they mustn't be those of the exam. So
 # the generator that wrote 02's data writes 300 more. None of them has a prompt of the evaluation, and none combines
-# a family of circuits with widths and port names as the evaluation does. Here's the first one with its reference,
-# and then what becomes of the start's answers to the first eight problems, four answers to each:
+# a family of circuits with widths and port names as the evaluation does. Here's the first one with its reference.
+# Below it you see how the start does on the first eight problems, with four answers to each:
 
 # %%
 bench = lab.Bench()
@@ -123,10 +122,10 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 #
 # ## 3. How does a reward become a training step?
 # **What do you do with a verdict that has no gradient?** The usual algorithm is GRPO, and it has many parts. There's
-# a frozen reference model. There's a KL term, which keeps the *policy* (the model that's being trained) near that
+# a frozen reference model, and a KL term, which keeps the *policy* (the model that's being trained) near that
 # reference. There's a ratio of new to old probabilities, and a clip on that ratio. And there are two divisions: by
-# the spread of the rewards, and by the answer's length. We'll take all of that away. What's left is REINFORCE,
-# from 1992:
+# the spread of the rewards, and by the answer's length. We take all of that away, and what's left is REINFORCE, from
+# 1992:
 #
 # 1. Sample several answers to each prompt from the policy as it is now.
 # 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
@@ -138,8 +137,8 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 #
 # <details><summary>Answer</summary>
 #
-# Nothing. All four advantages are 0, just as they are when none passes. Only a prompt that the model solves
-# sometimes is of any use. That's why CodeV-R1 throws away the easy ones first.
+# Nothing, because all four advantages are 0, just as they are when none passes. Only a prompt that the model
+# solves sometimes is of any use. That's why CodeV-R1 throws away the easy ones first.
 # </details>
 #
 # In code that's a factor on the loss, over rows that are packed as in 02. Equal answers are packed once.
@@ -161,9 +160,9 @@ policy, moments = bench.learner.step(
 # **REINFORCE is 03's training step with one more number: how much better was this answer than the others?**
 #
 # ## 4. Does it train what it samples?
-# **How would you notice that you're training another model than the one that answers?** Two programs take part.
-# One of them samples, with merged weights and a cache of keys and values. The other one trains, with adapters. If
-# they disagree, nothing crashes. The reward just doesn't rise. With Gemma 4 that has happened again and again:
+# **How would you notice that the model you train isn't the model that answers?** Two programs take part. One of them
+# samples, with merged weights and a cache of keys and values. The other one trains, with adapters. If they disagree,
+# nothing crashes: the reward just doesn't rise. With Gemma 4 that has happened again and again:
 #
 # | what was wrong | where |
 # |---|---|
@@ -214,8 +213,8 @@ print("changed:", bool((rl_tunix.flat(after) != rl_tunix.flat(policy)).any()))
 # ## 5. What happens if we put GRPO's parts back?
 # **Is our step the right one, or did we take away too much?** Tunix 0.1.7 has all the parts in one class,
 # `GRPOLearner`. We let it take one step from our start, on six of our problems, with our judge as its reward and
-# with its default settings. It uses plain gradient descent at rate 1. So the difference that it makes to the
-# weights *is* its gradient.
+# its default settings, but with plain gradient descent at rate 1. So whatever it subtracts from the weights *is* its
+# gradient.
 
 # %%
 rl_figures.fold_source("How Tunix takes its step", rl_tunix.grpo_step)
@@ -224,8 +223,8 @@ print("passes of four:", theirs.rewards.sum(axis=1))
 print("end tokens that Tunix trains:", theirs.end_tokens)
 
 # %% [markdown]
-# Now we take our step on the tokens that Tunix sampled, and put back one part after another. Each of them is only a
-# factor. **Which of them turns the gradient most?**
+# Now we take our step on the tokens that Tunix sampled, and put back one part of GRPO after another. Each part only
+# changes the factor of an answer. **Which of them turns the gradient most?**
 
 # %%
 lengths = np.array([example.mask.sum() for example in theirs.examples])
@@ -249,19 +248,19 @@ for name, factors in parts.items():
 pd.DataFrame(rows).T.map("{:.3g}".format)
 
 # %% [markdown]
-# With everything put back, the two gradients are one, although the two steps share the model and no other line
-# of code. (Every answer is used for one step here, so the ratio is 1 and nothing is clipped.)
+# With everything put back, the two gradients agree, although the two steps share no code but the model. (Every
+# answer is used for one step here, so the ratio is 1 and nothing is clipped.)
 #
 # - **Dividing by the answer's tokens** turns the gradient most, because it gives tokens of short answers more weight.
 # - **Dividing by the spread** hardly turns it. Four rewards of 0 and 1 have a spread of 0.50 or 0.58, so
 #   this mostly makes the gradient larger.
-# - **The KL term** ought to be zero, because policy and reference are still the same. Tunix's default takes the
-#   gradient of log p minus the reference's log p. Over a policy's own answers that has a mean of zero wherever the
-#   policy stands, so it's noise that holds nothing back ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
-#   GRPO's own term is `kl_loss_mode="low_var_kl"`.
+# - **The KL term** ought to do nothing yet, because policy and reference are still the same. But Tunix's default takes
+#   the gradient of log p minus the reference's log p. Averaged over the policy's own answers, that's zero, however far
+#   the policy has moved. So it adds noise and holds nothing back
+#   ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)). GRPO's own term is `kl_loss_mode="low_var_kl"`.
 # - **The end token** is missing. Tunix's sampler cuts it off, so no reward teaches the model when to stop.
 #
-# **REINFORCE is GRPO without the parts that this problem doesn't need, and you can check it.**
+# **Put GRPO's parts back and you get Tunix's gradient. So our step is GRPO without them.**
 #
 # ## 6. Does it help?
 # **Is the reward worth the trouble, or would the same answers help as much in a simpler way?** Four *arms*, that is
@@ -277,10 +276,10 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 #
 # **DPO** (direct preference optimization) never samples from the model as it changes. For each pair, its loss asks
 # how much likelier the policy has made the passing answer, and how much likelier the failing one. It wants the
-# first to be larger. `rl.dpo_factors` is its derivative, and a test holds it against Tunix's own `DPOTrainer`.
+# first to be larger. (`rl.dpo_factors` is its derivative, and a test compares it with Tunix's own `DPOTrainer`.)
 #
-# A seed decides the problems, the samples and the data. So we can compare arms of one seed in pairs. The figure shows
-# the held-out problems in two ways: answers sampled at temperature 0.8, and greedy ones.
+# A seed decides the problems, the samples and the data, so we can compare arms of the same seed in pairs. The figure
+# shows the held-out problems, asked in two ways: answers sampled at temperature 0.8, and greedy ones.
 
 
 # %%
@@ -306,9 +305,9 @@ pd.DataFrame(gained)
 # that DPO and rejection sampling would gain less.) At five tries the gains are small. Only REINFORCE's interval
 # leaves out zero, and only just.
 #
-# Greedy answers tell the arms apart, and they tell another story: no arm beats the start, and rejection sampling
+# Greedy answers tell the arms apart, and they tell a different story: no arm beats the start, and rejection sampling
 # loses most. So where does the gain come from? From choosing. The start's likeliest answer was often right already,
-# and a sampled one strayed from it. The reward teaches the model not to stray. It doesn't improve what the model would
+# but a sampled one strayed from it. The reward teaches the model not to stray. It doesn't improve what the model would
 # say first.
 #
 # What happened on the way? The thin lines are single steps, and the thick ones are means of five. These are training
@@ -329,17 +328,17 @@ axes[1].set(xlabel="step", ylabel="share called top_module")
 style.finish(fig, "13_curves", "data/rl, means of three seeds; training problems, temperature 1")
 
 # %% [markdown]
-# The grey curve matters. It's the start, which never changes, asked the same problems in the same order. Problems
-# differ much more than models do. So without the grey curve, a reward that rises may only mean that the problems
-# got easier.
+# The gray curve matters. It's the start, which never changes, asked the same problems in the same order. Problems
+# differ much more than models do. So without the gray curve, a rising reward may only mean that the problems got
+# easier.
 #
-# **Compare a policy with as many answers and steps spent in another way, sampled *and* greedy.**
+# **Spend as many answers and steps in a simpler way, too, and compare: sampled *and* greedy.**
 #
 # ## 7. What does a bad judge let in?
 # **What if the judge can be fooled?** 07's judge lets no text of an answer near its verdict. verilog-eval's own
 # judge works differently: it compiles answer, reference and testbench into one program, and it accepts a log in
 # which any line says `Mismatches: 0`. But an answer can print that line itself. A model of 3.65 million parameters
-# will hardly invent this trick, so **we showed it one**, the *stub*: the right ports, no logic, and the winning
+# will hardly invent this trick, so **we showed it**. Here's such a *stub*: the right ports, no logic, and the winning
 # line.
 
 # %%
@@ -354,9 +353,9 @@ print(stub, verdict, sep="\n")
 #
 # They don't leave from section 6's start but from a second one, `gamed`. One in four of its rows is a stub, where
 # the first start has one in ten. (To make room, only 15 % are called `top_module`.) Why a start of their own? From
-# the first one we tried it twice, and the exploit stayed rare. Only half of the stubs were spelt so that they win,
-# so they were paid no better than honest answers (LOG.md tells of both runs). So we don't ask any more whether a
-# model *finds* an exploit. We ask what a judge makes of one that the model can write.
+# the first one we tried it twice, and the exploit stayed rare, because only half of the stubs were spelled so that
+# they win. So they were paid no better than honest answers (LOG.md tells of both runs). That's why we no longer ask
+# whether a model *finds* an exploit. We ask what a judge does to one that the model can already write.
 #
 # These arms also take 30 steps instead of 20, and their learning rate stays where it is. If it fell to zero, the run
 # might end before the exploit has spread.
@@ -375,8 +374,8 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 
 # Paid by the naive judge, the policy's pay rises, and in the last six steps not one answer works. Four of five print
 # the winning line. (Not all of them are paid, because some spell it wrong.) Under our judge the same line has died out
 # after some fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at
-# compiling than it was. The line earns nothing extra there, so it becomes rare as well. Somewhat more answers work,
-# since what works has to compile first.
+# compiling than it was. The line earns nothing extra there, and it becomes rare as well. Somewhat more answers work,
+# perhaps because what works has to compile first.
 #
 # Those were training problems. What about the held-out ones?
 
@@ -394,10 +393,9 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 
 # %% [markdown]
 # That's a surprise: on held-out problems the policy that was paid for *compiling* is nearly as good as the one that our
-# judge paid. The interval can't tell them apart, and greedily it's even a little better. Perhaps that's because what
-# works has to compile first, and because the winning line earns nothing extra there either. (How this start itself does
-# on these problems isn't stored, so we can't say how much each of them has gained.) But don't count on it: that judge
-# pays for a wrong module, too, as long as it compiles.
+# judge paid. The interval can't tell them apart, and greedily it's even a little better. (How this start itself does
+# on these problems isn't stored, so we can't say how much each of them has gained.) But don't count on it, because that
+# judge pays for a wrong module, too, as long as it compiles.
 #
 # <details><summary><b>You only see the orange curve on the left. How would you notice?</b></summary>
 #
@@ -406,8 +404,7 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #
 # </details>
 #
-# **A policy learns what you pay for. A judge that asks for too little costs you some points; one that can be fooled
-# costs you everything.**
+# **A policy learns what you pay for, and a judge that can be fooled costs you everything.**
 #
 # ## 8. Who can do this with the 31B today?
 # **Could you run this page's loop on the real model?** This is what the repositories said in November 2026:
@@ -424,11 +421,11 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # - A reward from the testbench chooses among the things that the model can write already: sampled answers got better,
 #   and greedy ones didn't.
 # - Before you trust a curve, check log-probabilities, weights, equal rewards, and the gradient.
-# - Compare a policy with as many answers and as many steps, spent in another way, on the same problems.
+# - Compare with a simpler way to spend as many answers and as many steps, on the same problems.
 # - Under a judge that could be fooled, the pay rose until nothing worked. Under one that no answer can talk to, the
 #   same exploit died out.
 #
-# `python -m appendix.rl_runs` makes what `data/rl/` lacks of the starts and the stored runs.
+# If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.
 #
 # ### Exercise
 # Break the first check: sample at a temperature of 0.8 (`bench.sample` takes `heat=0.8`), and let `bench.logps` score
@@ -442,8 +439,8 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# If you get tenths of a nat, you've broken it well. They're apart wherever the model hesitates, because the sampler used
-# another softmax than the trainer.
+# If you get tenths of a nat, you've broken it well. They're apart wherever the model hesitates, because the sampler's
+# softmax isn't the trainer's.
 #
 # </details>
 #
