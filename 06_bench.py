@@ -510,6 +510,7 @@ waits
 # only if the median with the cache lies outside of everything that was seen without it. The first row is
 # what the cache is for. The other requests compute as much as before, and decoding doesn't use this cache. So
 # the other rows can gain only indirectly, when the requests beside them are done sooner.
+# If one of them says *longer*, the machine was busy with something else: a cache can't make anybody wait.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
 # with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in
