@@ -413,7 +413,10 @@ if cfg.four_bits:
 # %% [markdown]
 # **Will it give worse answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can
 # compute with them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes
-# such a folder, and [07](07_eval.ipynb) can judge it beside the tuned model. To serve the packed folder,
+# such a folder, and [07](07_eval.ipynb) can judge it beside the tuned model. For the tiny model we did that: greedily,
+# 32 of 38 problems pass in four bits and 31 without rounding, and of the sampled answers half a point less (between 3.7
+# less and 2.1 more, [measured](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/rounded/README.md)). So here four
+# bits cost nothing that 38 problems can show. A larger model may behave otherwise. To serve the packed folder,
 # [05](05_serve_vllm.ipynb) would take
 # `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`, but we haven't
 # run that. We did check that compressed-tensors, the library that defines the format, unpacks exactly these

@@ -2,11 +2,13 @@
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import random_gemma
+from conftest import ROOT
 from flax import nnx
 
-from appendix import masks, scales
+from appendix import masks, rounded, scales
 from appendix.tuning import Tuning
 from helpers import gemma, train
 
@@ -39,6 +41,18 @@ def test_a_late_mask_stays_inside_its_example():
 
 def test_the_scales_hold_the_one_that_was_trained_and_none():
     assert {0.0, 1.0} <= set(scales.SCALES)
+
+
+def test_what_04_says_of_four_bits_is_what_is_stored():
+    table = pd.read_csv(ROOT / rounded.STORED)
+    greedy = table.groupby("weights").greedy.sum()
+    mean, low, high = rounded.compared(table)["difference"]
+    page = " ".join((ROOT / "04_merge.py").read_text().replace("# ", " ").split())
+    assert table.problem.nunique() == 38
+    assert (f"{greedy['four bits']} of 38 problems pass in four bits and {greedy['bfloat16']} "
+            "without rounding") in page
+    assert -1 < 100 * mean < 0, "half a point less"
+    assert f"between {-100 * low:.1f} less and {100 * high:.1f} more" in page
 
 
 # ── The loop ──
