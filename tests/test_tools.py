@@ -180,3 +180,10 @@ def test_times_that_are_damaged_end_no_run(tmp_path, monkeypatch, text):
     assert json.loads((tmp_path / "times.json").read_text()) == {
         "seconds": {"02_data": 7, "03_train": 3.0} if whole else {"03_train": 3.0},
         "peak_gib": 1.5 if whole else 1.25}
+
+
+def test_no_line_of_a_text_begins_with_a_mark():
+    """Markdown takes a line that begins with a comment for HTML, and ends the paragraph there."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert not line.lstrip().startswith("<!--"), f"{path.name}:{number}"
