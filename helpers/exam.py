@@ -103,7 +103,13 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
 
     better, worse = int((values > 0).sum()), int((values < 0).sum())
     counted = f"{better} better, {worse} worse, {equal.sum()} equal"
-    luck = ", so it could be luck" if low <= 0 <= high else ""
+    leaves_out_zero = low > 0 or high < 0
+    is_rare = compared["p"] < 0.05
+    luck = ", so it could be luck"
+    if leaves_out_zero and is_rare:
+        luck = ""
+    elif leaves_out_zero or is_rare:
+        luck = ",\nat the edge of what luck explains"
     ax.axhline(mean, color=style.BLACK, lw=2)
     ax.axhline(low, color=style.BLACK, ls=":")
     ax.axhline(high, color=style.BLACK, ls=":")

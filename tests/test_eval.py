@@ -585,9 +585,11 @@ def test_the_board_is_read_in_percent_with_the_models_side_by_side():
 
 
 def test_a_comparison_has_one_verdict():
-    for difference, word in (((0.1, -0.01, 0.2), "could be luck"), ((0.0, 0.0, 0.0), "no diff"),
-                             ((0.1, 0.02, 0.2), "tuned"), ((-0.1, -0.2, -0.01), "base")):
-        assert word in scores.verdict_on(difference)
+    cases = (((0.1, -0.01, 0.2), 0.09, "could be luck"), ((0.0, 0.0, 0.0), 1.0, "no diff"),
+             ((0.1, 0.02, 0.2), 0.01, "tuned"), ((-0.1, -0.2, -0.01), 0.01, "base"),
+             ((0.1, 0.005, 0.2), 0.06, "edge"), ((0.1, -0.001, 0.2), 0.049, "edge"))
+    for difference, p, word in cases:
+        assert word in scores.verdict_on(difference, p)
     pairs = {("a", "b"): compare([0.0, 0.5, 1.0], [1.0, 1.0, 1.0])}
     row, = scores.pairs_table(pairs).to_dict("records")
     assert (row["base"], row["tuned"]) == ("50", "100") and row["difference"].startswith("+50 (")

@@ -378,15 +378,25 @@ def summary(frame: pd.DataFrame, runs: Mapping[str, Run], names: Sequence[str]) 
     return {"categories": categories, "counts": by_problem}
 
 
-def verdict_on(difference: tuple[float, float, float]) -> str:
-    """What an interval of tuned minus base says, in words."""
-    _, low, high = difference
-    if low > 0:
-        return "the tuned model is better"
-    if high < 0:
-        return "the base is better"
-    if low == high:
+def verdict_on(difference: tuple[float, float, float], p: float) -> str:
+    """What a comparison of tuned minus base says, in words.
+
+    A difference is shown if its interval leaves out zero and signs alone give it in fewer than one
+    case of twenty. If just one of the two holds, it's at the edge.
+
+    Args:
+      difference: mean and 95 % interval.
+      p: how often signs alone come as far.
+    """
+    mean, low, high = difference
+    if low == high == 0:
         return "no difference"
+    leaves_out_zero = low > 0 or high < 0
+    is_rare = p < 0.05
+    if leaves_out_zero and is_rare:
+        return "the tuned model is better" if mean > 0 else "the base is better"
+    if leaves_out_zero or is_rare:
+        return "at the edge of luck"
     return "could be luck"
 
 
@@ -408,5 +418,5 @@ def pairs_table(pairs: Mapping[tuple[str, str], Comparison]) -> pd.DataFrame:
             "tuned": f"{100 * tuned:.0f}",
             "difference": f"{difference:+.0f} ({low:+.0f} to {high:+.0f})",
             "p": f"{compared['p']:.2g}",
-            "so": verdict_on(compared["difference"])})
+            "so": verdict_on(compared["difference"], compared["p"])})
     return pd.DataFrame(rows)
