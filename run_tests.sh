@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Set up, run the series once at the tiny size, and test it.
 #   ./run_tests.sh           the series (12 to 26 minutes on two cores, by the CPU) and the fast tests
-#   ./run_tests.sh --lesson [PAGE]   what a lesson page's change can break: the series (or, in what an
-#                            earlier run left, PAGE alone, such as 03) and the fast tests of the lesson
+#   ./run_tests.sh --lesson          what a lesson page's change can break: the series and the fast tests of the lesson
+#   ./run_tests.sh --lesson PAGE     sooner: PAGE alone, such as 03, in what an earlier run left, and the tests of
+#                            what that page uses (minutes)
 #   ./run_tests.sh --laboratory      the other fast tests: appendices, tpu_time, recipe.py; no series
 #   ./run_tests.sh --slow    the series and the slow tests alone
 #   ./run_tests.sh --all     all of them, which takes an hour or more
@@ -45,6 +46,24 @@ run() { # status 5: nothing was selected, as when the file named holds only slow
   .venv/bin/python -m pytest "$@" | tee -a "$log" || status=$?
   [ "$status" = 0 ] || { [ "$status" = 5 ] && [ "$named" != 0 ]; } || failed=1
 }
+# What a change in one page can break first. The whole lesson is checked without a page's name.
+tests_of() {
+  printf 'tests/test_%s.py ' lint colab records series change
+  case "$1" in
+  00) printf 'tests/test_%s.py ' drawings stats ;;
+  01) printf 'tests/test_%s.py ' setup setup_notebook hardware ;;
+  02) printf 'tests/test_%s.py ' data tool_rows files ;;
+  03) printf 'tests/test_%s.py ' train programs track ;;
+  04) printf 'tests/test_%s.py ' merge adapters four_bits weights ;;
+  05) printf 'tests/test_%s.py ' serve laptop ;;
+  06) printf 'tests/test_%s.py ' bench slow_server physics ;;
+  07) printf 'tests/test_%s.py ' eval judge stats ;;
+  esac
+}
+if [ "${#pages[@]}" = 1 ] && [ "$#" = 0 ]; then
+  # shellcheck disable=SC2046 # the names are words
+  set -- $(tests_of "${pages[0]}")
+fi
 named=$# # tests or options of the caller's own
 rm -f "$log"
 case "$suite" in
