@@ -81,7 +81,7 @@ HELD_OUT = 0.1   # share of the questions
 
 RECIPES = {
     "tiny": {"model": "assets/tiny_gemma4", "rank": 16, "alpha": 32.0, "learning_rate": 5e-3,
-             "warmup_steps": 10, "epochs": 1.5, "sequence_length": 384, "rows_per_step": 1,
+             "warmup_steps": 10, "epochs": 2.5, "sequence_length": 384, "rows_per_step": 1,
              "every": 30, "reasoning": "stripped", "dtype": "float32"},
     "e2b": {"model": "google/gemma-4-E2B-it", "rank": 16, "alpha": 32.0, "learning_rate": 2e-4,
             "warmup_steps": 20, "epochs": 3.0, "sequence_length": 1024, "rows_per_step": 8,

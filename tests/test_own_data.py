@@ -334,7 +334,7 @@ def test_the_page_leads_from_a_file_to_a_merged_e2b_and_goes_on_where_it_was(tmp
     for old, new in (('FILE = ""', f"FILE = {file!r}"), ('SYSTEM = ""', 'SYSTEM = "Be brief."'),
                      ('"assets/tiny_gemma4", "rank"', f'{str(base)!r}, "rank"'),
                      ('"rows_per_step": 1', '"rows_per_step": 2'),
-                     ('"epochs": 1.5', '"epochs": 1.0')):
+                     ('"epochs": 2.5', '"epochs": 1.0')):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     script = tmp_path / "own_data.py"
