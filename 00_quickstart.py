@@ -237,8 +237,8 @@ verdicts = verilog.judge_many([(exam, code) for code in codes])
 
 fig, ax = style.figure(7, 2.8)
 ax.plot(range(1, STEPS + 1), losses, color=style.BLUE)
-ax.axhline(np.log(config.num_embed), color=style.GREY, ls="--")
-ax.text(STEPS, np.log(config.num_embed), "a blind guess", color=style.GREY, ha="right", va="top")
+ax.axhline(np.log(config.num_embed), color=style.GRAY, ls="--")
+ax.text(STEPS, np.log(config.num_embed), "a blind guess", color=style.GRAY, ha="right", va="top")
 for number, verdict in zip(SNAPSHOTS, verdicts[1:]):
     look, word = (style.GREEN, "passes") if verdict.passed else (style.RED, "fails")
     ax.plot(number, losses[number - 1], "o", color=look, ms=8)

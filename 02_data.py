@@ -280,7 +280,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# Blue tokens are trained, and grey ones are only read. How do we know that these ids are right? 05 compares them with
+# Blue tokens are trained, and gray ones are only read. How do we know that these ids are right? 05 compares them with
 # the ids that the server computes, and a test compares them with those that transformers computes.
 #
 # ### Several answers, and tools

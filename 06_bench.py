@@ -284,7 +284,7 @@ knees = {regime: results.kept_up(part) for regime, part in table.groupby(REGIME)
 kept = [f"{low:g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
 ax.set_title("It keeps up with " + ", ".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
-             "largest; grey: at the limit; hollow: overloaded")
+             "largest; gray: at the limit; hollow: overloaded")
 for (inputs, outputs), (last, above) in knees.items():
     print(f"{inputs}/{outputs}: it keeps up with {last:g}/s, and {above:g}/s is too much")
 
@@ -436,7 +436,7 @@ fig, ax = style.figure(7, 3.4)
 draw.price(ax, table, unit, held)
 ax.set_title("The fuller the machine, the cheaper the token")
 style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
-             "grey: at the limit; hollow: overloaded")
+             "gray: at the limit; hollow: overloaded")
 for run in held:
     row = results.rows([run.measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
     price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output

@@ -576,7 +576,7 @@ print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. 
 #
 # **At 31B** the strongest rival is probably the base with *thinking* switched on, and the full list of plans asks it,
 # too. Here's what others have published nearby
-# ([`neighbours.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbours.csv)):
+# ([`neighbors.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbors.csv)):
 # a 31B tuned without reasoning reaches 64 to 70 %, GPT-4o 63 %, and a 7B trained to reason 69 %. We know of no
 # published score of the base with thinking. And the best models are close to verilog-eval's ceiling, and have probably
 # [seen its problems](https://arxiv.org/abs/2503.13572).

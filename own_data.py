@@ -114,7 +114,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
                   f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
 
 # %% [markdown]
-# Blue is trained: what the model should write, and the `<turn|>` with which it stops. Grey is only read. So the model
+# Blue is trained: what the model should write, and the `<turn|>` with which it stops. Gray is only read. So the model
 # learns to answer, and doesn't learn to ask. **If you see anything blue that your model should never say, fix your file
 # now.**
 #

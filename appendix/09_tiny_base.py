@@ -360,7 +360,7 @@ def named(params):
 
 
 model_config = gemma.config_from_hf(tiny_config, dtype="float32")
-model = pretrain.initialise(Gemma4(model_config, rngs=nnx.Rngs(0)), cfg.seed)
+model = pretrain.initialize(Gemma4(model_config, rngs=nnx.Rngs(0)), cfg.seed)
 graph, params = nnx.split(model)
 text = jnp.array(tokenizer.encode(corpus[0]).ids)  # [T]
 tunix, _ = model(text[None], attention_mask=jnp.tril(jnp.ones((1, len(text), len(text)), bool)))

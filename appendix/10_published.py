@@ -323,7 +323,7 @@ print(" x ".join(f"{part:.2f}" for part in parts.values()), f"= {math.prod(parts
 fig, ax = style.figure(height=2.4)
 left = 1.0
 for row, (name, part) in enumerate(parts.items()):
-    ax.barh(row, left * part - left, left=left, color=(style.BLUE, style.GREY, style.GREY)[row])
+    ax.barh(row, left * part - left, left=left, color=(style.BLUE, style.GRAY, style.GRAY)[row])
     left *= part
     text = f"{part:.1f} times" + f", together {left:.1f}" * bool(row)
     ax.text(left * 1.05, row, text, va="center")

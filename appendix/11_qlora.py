@@ -234,7 +234,7 @@ with mesh:
     run = nnx.jit(lambda one: one(tokens, attention_mask=mask)[0].astype(jnp.float32))
     logits = [np.asarray(run(one)) for one in (model, written_out, plain)]
 apart = [np.abs(logits[0] - other).max() / np.abs(logits[0]).max() for other in logits[1:]]
-print(f"largest difference of logits: {apart[0]:.1%} to the dequantised model, "
+print(f"largest difference of logits: {apart[0]:.1%} to the dequantized model, "
       f"{apart[1]:.1%} to the base")
 assert apart[0] < 0.05
 
@@ -324,7 +324,7 @@ for (plan, name), row in table.iterrows():
     ax = axes[int(plan == "greedy")]
     dots = lab.gaps(answers, name, plan=plan).mean()
     ax.plot(dots, [name] * len(dots), "o", color=style.BLUE, alpha=0.6)
-    ax.hlines(name, row["problems from"], row["problems to"], style.GREY, lw=9, alpha=0.4, zorder=1)
+    ax.hlines(name, row["problems from"], row["problems to"], style.GRAY, lw=9, alpha=0.4, zorder=1)
     ax.hlines(name, row["seeds from"], row["seeds to"], style.BLACK, lw=1, zorder=1)
 for ax, title in zip(axes, ("Sampled answers", "Greedy answers")):
     ax.axvline(0, color=style.BLACK, lw=1, ls=":")
@@ -332,7 +332,7 @@ for ax, title in zip(axes, ("Sampled answers", "Greedy answers")):
 axes[0].margins(y=0.2)
 axes[0].invert_yaxis()
 style.finish(fig, "11_quality", "data/qlora, measured; dot: a seed; 95 % over problems "
-             "(grey), over seeds (line; none where all seeds agree)")
+             "(gray), over seeds (line; none where all seeds agree)")
 
 # %%
 for (plan, name), row in table.iterrows():

@@ -88,10 +88,10 @@ print(f"{len(frames):,} films of {frames.shape[1]} frames, {world.side} x {world
 # %%
 shown = [np.argsort(scores)[len(scores) * share // 100] for share in (45, 62, 75, 88, 97)]
 fig, axes = style.figure(rows=5, columns=world.frames, width=9, height=4.5)
-colours = ListedColormap([style.BLUE, "#F5F5F5"])
+colors = ListedColormap([style.BLUE, "#F5F5F5"])
 for row, number in zip(axes, shown):
     for ax, frame in zip(row, frames[number]):
-        ax.imshow(frame, cmap=colours, vmin=0, vmax=world.states - 1)
+        ax.imshow(frame, cmap=colors, vmin=0, vmax=world.states - 1)
         ax.set(xticks=[], yticks=[])
     row[0].set_ylabel(f"{scores[number]:.2f}", rotation=0, ha="right", va="center")
 fig.suptitle("Five random rules: from frozen to boiling", x=0.01, ha="left", fontweight="bold")
@@ -172,7 +172,7 @@ results.round(3)
 fig, ax = style.figure(width=8.5, height=3.6)
 for place, row in enumerate(results.itertuples()):
     gaps = losses[row.arm] - losses[row.against]
-    ax.plot([row.low, row.high], [place, place], color=style.GREY, lw=5, alpha=0.4)
+    ax.plot([row.low, row.high], [place, place], color=style.GRAY, lw=5, alpha=0.4)
     ax.plot(gaps, [place] * len(gaps), "o", ms=5, color=style.BLUE)
 ax.axvline(0, color=style.BLACK, lw=1)
 ax.set(yticks=range(len(results)), yticklabels=results.arm + " − " + results.against,

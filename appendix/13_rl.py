@@ -319,7 +319,7 @@ titles = {"reward": "More answers pass", "renamed": "The wrong module name dies 
 fig, axes = style.figure(7, 5, rows=2, sharex=True)
 for ax, (column, title) in zip(axes, titles.items(), strict=True):
     rl_figures.draw_steps(ax, runs, "reinforce", column, style.BLUE, "REINFORCE")
-    rl_figures.draw_steps(ax, runs, "rejection", column, style.GREY, "the start, same problems")
+    rl_figures.draw_steps(ax, runs, "rejection", column, style.GRAY, "the start, same problems")
     first, last = lab.by_step(runs, "reinforce", column).iloc[[0, -1]]
     ax.set(title=f"{title}: {first:.0%} at step 1, {last:.0%} at the last", ylim=(0, None))
 axes[0].legend(fontsize=8)

@@ -55,7 +55,7 @@ class Rule(NamedTuple):
 
 
 def draw_rule(key: jax.Array, states: int) -> Rule:
-    """A random rule, each matrix from Flax's default initialiser."""
+    """A random rule, each matrix from Flax's default initializer."""
     draw = jax.nn.initializers.lecun_normal()
     kernel_key, hidden_key, out_key = jax.random.split(key, 3)
     kernel = draw(kernel_key, (3, 3, states, CHANNELS))
@@ -67,14 +67,14 @@ def draw_rule(key: jax.Array, states: int) -> Rule:
 def next_frame(rule: Rule, cells: jax.Array) -> jax.Array:
     """One step of all cells at once. [H, H] int -> [H, H] int
 
-    A one-hot 3 x 3 convolution is a sum of nine rows of the kernel, one for each neighbour's state.
+    A one-hot 3 x 3 convolution is a sum of nine rows of the kernel, one for each neighbor's state.
     `jnp.roll` joins the edges: the cells live on a torus. The likeliest state wins.
     """
     total = jnp.zeros((*cells.shape, CHANNELS))
     for down in (-1, 0, 1):
         for right in (-1, 0, 1):
-            neighbour = jnp.roll(cells, (-down, -right), (0, 1))
-            total += rule.kernel[down + 1, right + 1][neighbour]
+            neighbor = jnp.roll(cells, (-down, -right), (0, 1))
+            total += rule.kernel[down + 1, right + 1][neighbor]
     hidden = jax.nn.relu(total @ rule.hidden)
     likeliest = jnp.argmax(hidden @ rule.out, -1)
     return likeliest.astype(cells.dtype)
@@ -226,28 +226,28 @@ def counting(frames: np.ndarray, world: World) -> float:
 
 
 def looking_up(frames: np.ndarray, world: World) -> float:
-    """Nats per token of a guesser that looks up what like neighbourhoods became.
+    """Nats per token of a guesser that looks up what like neighborhoods became.
 
     frames [R, F, H, H]
 
-    For each cell it compares the 3 x 3 neighbourhood of a frame before with all those of the film
+    For each cell it compares the 3 x 3 neighborhood of a frame before with all those of the film
     so far. One of which m of the nine cells are equal counts e^(2.5 · (m - 9)) for the state that
     its middle cell took; 0.03 times the share of each state so far is added. The two constants
     were chosen on 15 films of a seed that is not used otherwise.
     """
     cost = 0.0
     cells = np.arange(world.side ** 2)
-    for neighbours, film_ in zip(_neighbourhoods(frames, world), frames, strict=True):
+    for neighbors, film_ in zip(_neighborhoods(frames, world), frames, strict=True):
         states = film_.reshape(len(film_), -1)  # [F, H²]
         for now in range(1, len(states)):
-            odds = _odds_by_likeness(neighbours, states, now, world)
+            odds = _odds_by_likeness(neighbors, states, now, world)
             of_what_came = odds[cells, states[now]]
             cost -= np.log(of_what_came).sum()
     return float(cost / guessed(frames, world))
 
 
-def _neighbourhoods(frames: np.ndarray, world: World) -> np.ndarray:
-    """The one-hot states of each cell's 3 x 3 neighbourhood. [R, F, H, H] -> [R, F, H², 9 · D]"""
+def _neighborhoods(frames: np.ndarray, world: World) -> np.ndarray:
+    """The one-hot states of each cell's 3 x 3 neighborhood. [R, F, H, H] -> [R, F, H², 9 · D]"""
     shifted = []
     for down in (-1, 0, 1):
         for right in (-1, 0, 1):
@@ -257,14 +257,14 @@ def _neighbourhoods(frames: np.ndarray, world: World) -> np.ndarray:
     return seen.reshape(*frames.shape[:2], world.side ** 2, -1)
 
 
-def _odds_by_likeness(neighbours: np.ndarray, states: np.ndarray, now: int,
+def _odds_by_likeness(neighbors: np.ndarray, states: np.ndarray, now: int,
                       world: World) -> np.ndarray:
     """What `looking_up` gives each state of each cell of frame `now` of a film. [H², D]"""
     share = np.bincount(states[:now].ravel(), minlength=world.states) + 1.0
     odds = np.tile(0.03 * share / share.sum(), (states.shape[1], 1))
 
-    past = neighbours[:now - 1].reshape(-1, neighbours.shape[-1])
-    equal_cells = neighbours[now - 1] @ past.T
+    past = neighbors[:now - 1].reshape(-1, neighbors.shape[-1])
+    equal_cells = neighbors[now - 1] @ past.T
     likeness = np.exp(2.5 * (equal_cells - 9))
     became = states[1:now].ravel()
     is_state = became[:, None] == np.arange(world.states)

@@ -108,7 +108,7 @@ def fresh_model(plan: Plan, seed: int,
     changes = dict(plan.model) | {"num_embed": vocabulary}
     config = gemma.config_from_hf(BASE, dtype="float32", **changes)
     model = Gemma4(config, rngs=nnx.Rngs(0))
-    return nnx.split(pretrain.initialise(model, seed))
+    return nnx.split(pretrain.initialize(model, seed))
 
 
 def fresh_weights(plan: Plan, first: int = 0, vocabulary: int = VOCABULARY) -> Params:

@@ -28,7 +28,7 @@ def inputs_of(name: str, shape: Sequence[int]) -> int:
     return int(np.prod(shape[:-1]))  # o_proj: heads x head_dim; MLP kernels: their first axis
 
 
-def initialise(model: Gemma4, seed: int) -> Gemma4:
+def initialize(model: Gemma4, seed: int) -> Gemma4:
     """Fill a Tunix Gemma 4's variables, in the order of their names, from one NumPy generator."""
     generator = np.random.default_rng(seed)
     variables = {}

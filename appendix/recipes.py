@@ -136,7 +136,7 @@ def draw() -> None:
     axes[1, 0].set_ylabel("of 38 problems passed")
     fig.legend(lines.values(), lines, loc="outside upper center", ncols=3)
     fig.supxlabel("Solid: held-out rows, star: the least; dotted: the trained rows. Measured at "
-                  "size tiny on a CPU, data/recipes/", fontsize=8, color=style.GREY, x=0.01,
+                  "size tiny on a CPU, data/recipes/", fontsize=8, color=style.GRAY, x=0.01,
                   ha="left")
     with atomic_file(FIGURE) as file:
         fig.savefig(file, format="svg", metadata={"Date": None})

@@ -20,7 +20,7 @@ from tunix.models.gemma4.model import Gemma4
 import verilog
 from appendix.world import make
 from helpers import packing, train
-from verilog.judging import COMPILER, Verdict, analyse
+from verilog.judging import COMPILER, Verdict, analyze
 from verilog.problems import Problem
 from verilog.sandbox import Limits, run_limited
 
@@ -328,7 +328,7 @@ def naive(problem: Problem, code: str, limits: Limits = Limits()) -> bool:
         if compiled.status == 0:
             simulated = run_limited(["vvp", "-n", "all", "-none"], folder, limits)
             log += simulated.output
-    return analyse(log).letter == "."
+    return analyze(log).letter == "."
 
 
 # ── The step ──

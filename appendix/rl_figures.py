@@ -25,7 +25,7 @@ NAMES = {"start": "the start",
          "compiles": "for compiling"}
 
 
-def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, colour: str,
+def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, color: str,
                label: str | None = None, line: str = "-") -> None:
     """Draw a column of an arm's runs: each step thin, the mean of five steps thick.
 
@@ -33,12 +33,12 @@ def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, colour: str
       ax: where to draw.
       table: from `lab.stored`.
       arm, column: what to draw.
-      colour, label, line: how.
+      color, label, line: how.
     """
     values = lab.by_step(table, arm, column)
     smooth = values.rolling(5, center=True, min_periods=3).mean()
-    ax.plot(values.index, values, color=colour, lw=0.8, alpha=0.5)
-    ax.plot(smooth.index, smooth, line, color=colour, lw=2.2, label=label)
+    ax.plot(values.index, values, color=color, lw=0.8, alpha=0.5)
+    ax.plot(smooth.index, smooth, line, color=color, lw=2.2, label=label)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -51,16 +51,16 @@ def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
     """
     percent = 100 * shares
     for place, (arm, row) in enumerate(percent.iterrows()):
-        colour = style.GREY if arm == "start" else style.BLUE
+        color = style.GRAY if arm == "start" else style.BLUE
         ends = [[row.sampled - row.low], [row.high - row.sampled]]
-        ax.errorbar(row.sampled, place, xerr=ends, fmt="o", color=colour, capsize=4, lw=2)
-        ax.plot(row.greedy, place, "o", color=colour, mfc="white", mew=2)
+        ax.errorbar(row.sampled, place, xerr=ends, fmt="o", color=color, capsize=4, lw=2)
+        ax.plot(row.greedy, place, "o", color=color, mfc="white", mew=2)
         for value in (row.sampled, row.greedy):
             ax.annotate(f"{value:.0f}", (value, place - 0.2), ha="center")
     if "start" in percent.index:
         start = percent.loc["start"]
-        ax.axvline(start.sampled, color=style.GREY, lw=1)
-        ax.axvline(start.greedy, color=style.GREY, lw=1, ls=":")
+        ax.axvline(start.sampled, color=style.GRAY, lw=1)
+        ax.axvline(start.greedy, color=style.GRAY, lw=1, ls=":")
     names = [NAMES[arm] for arm in percent.index]
     ax.set_yticks(range(len(names)), names)
     ax.set(xlabel="% of 38 held-out problems pass; filled: sampled, hollow: greedy")

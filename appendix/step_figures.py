@@ -23,7 +23,7 @@ COLORS = {  # of `parts.PARTS`
     "attention": style.ORANGE,
     "LoRA": style.PURPLE,
     "norms": style.YELLOW,
-    "conversions": style.GREY,
+    "conversions": style.GRAY,
     "optimizer": style.BLACK,
     "other": "#D0D0D0",
 }
@@ -39,7 +39,7 @@ ALL = "all together"
 
 
 def legend(fig: Figure, colors: Mapping[str, str]) -> None:
-    """A legend of coloured patches beside the axes: {label: color}."""
+    """A legend of colored patches beside the axes: {label: color}."""
     patches = []
     for color in colors.values():
         patches.append(plt.Rectangle((0, 0), 1, 1, color=color))
@@ -60,7 +60,7 @@ def draw_trace(prediction: Prediction, name: str, title: str) -> None:
         if event.track == "wait":
             color = WAITING
         else:
-            color = COLORS.get(event.part, style.GREY)
+            color = COLORS.get(event.part, style.GRAY)
             parts_seen.add(event.part)
         lane, _ = report.TRACKS[event.track]
         start = 1e3 * event.start
@@ -97,7 +97,7 @@ def draw_memory(table: pd.DataFrame) -> None:
         places[refused],
         needed,
         color="white",
-        edgecolor=style.GREY,
+        edgecolor=style.GRAY,
         hatch="///",
         label="refused")
     ax.axvline(limit, color=style.BLACK, lw=1)
@@ -146,7 +146,7 @@ def draw_road(road: Sequence[tuple[str, float, float]], told: float) -> None:
     ticks = [tick for tick in TICKS if tick < right_end]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
-    ax.axvline(1, color=style.GREY, lw=1)
+    ax.axvline(1, color=style.GRAY, lw=1)
     ax.grid(axis="y", visible=False)
     style.finish(fig, "08_road", "predicted for a v5p-8 from the compiled programs, not measured")
 
@@ -155,7 +155,7 @@ def _draw_stretch(ax: Axes, place: int, start: float, end: float, first: float,
                   color: str, hatch: str = "") -> None:
     """One bar of the road from `start` to `end`, in units of `first`, with its factor beside it."""
     width = (end - start) / first
-    edge = style.GREY if hatch else color
+    edge = style.GRAY if hatch else color
     ax.barh(-place, width, left=start / first, color=color, edgecolor=edge, hatch=hatch, height=0.6)
     right_end = (max(start, end) / first, -place)
     ax.annotate(f"x {end / start:.2f}", right_end, xytext=(4, 0), textcoords="offset points",
@@ -202,17 +202,17 @@ def draw_anchors(rows: pd.DataFrame) -> None:
     ends = np.array([shortest / 2, longest * 2])
     for share, alpha in ((0.25, 0.15), (0.10, 0.3)):
         low, high = ends * (1 - share), ends * (1 + share)
-        ax.fill_between(ends, low, high, color=style.GREY, alpha=alpha, lw=0,
+        ax.fill_between(ends, low, high, color=style.GRAY, alpha=alpha, lw=0,
                         label=f"within {share:.0%}")
     ax.plot(ends, ends, color=style.BLACK, lw=1, label="equal")
     colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
     kinds = rows.slice.str.split("-").str[0]
     counted = np.array([bands.counts(row) for row in rows.astype(str).to_dict("records")])
     for kind, group in rows[counted].groupby(kinds):
-        color = colors.get(kind, style.GREY)
+        color = colors.get(kind, style.GRAY)
         ax.scatter(group.measured_ms, group.predicted_ms, color=color, label=kind, zorder=3)
     others = rows[~counted]
-    ax.scatter(others.measured_ms, others.predicted_ms, facecolors="none", edgecolors=style.GREY,
+    ax.scatter(others.measured_ms, others.predicted_ms, facecolors="none", edgecolors=style.GRAY,
                label="doesn't count", zorder=3)
     miss = (rows.predicted_ms / rows.measured_ms - 1).abs()
     close = (miss[counted] <= 0.10).sum()

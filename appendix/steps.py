@@ -754,7 +754,7 @@ def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
     """One line for each slice and base dtype: what fits, how long a whole run takes, its price.
 
     `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}. Speed, hours and
-    price stand only where they're predicted. Where bfloat16 fits, a quantised base is left out: on
+    price stand only where they're predicted. Where bfloat16 fits, a quantized base is left out: on
     these meshes it saves memory and no time.
     """
     lines = []

@@ -2,7 +2,7 @@
 
     run        the size, the run directory and its one writer, whole files, progress
     opening    the first cell: install what is missing, say what this machine is, start JAX
-    style      one look for figures and for coloured tokens; pictures: the figures of 03 and 04
+    style      one look for figures and for colored tokens; pictures: the figures of 03 and 04
     checks     is this machine ready? (01)
     remote     a base on the hub or in a bucket
     chat       messages become token ids and a mask (02, and every request)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Interval = tuple[float, float, float]  # mean, low, high
-COLOURS = {"base": style.GREY, "tuned": style.BLUE}
+COLORS = {"base": style.GRAY, "tuned": style.BLUE}
 FAILS = "#FBE3C0"  # a pale orange
 
 
@@ -56,8 +56,8 @@ def _draw_strip(ax: Axes, strip: Strip, order: Sequence[str]) -> None:
     from matplotlib.colors import ListedColormap
     answers = strip.answers
     grid = answers.pivot(index="index", columns="problem", values="passed").astype(float)
-    two_colours = ListedColormap([FAILS, COLOURS[strip.model]])
-    ax.pcolormesh(grid[order], vmin=0, vmax=1, cmap=two_colours, edgecolors="white", linewidth=0.6)
+    two_colors = ListedColormap([FAILS, COLORS[strip.model]])
+    ax.pcolormesh(grid[order], vmin=0, vmax=1, cmap=two_colors, edgecolors="white", linewidth=0.6)
     count = f"{answers.passed.sum()} of {len(answers)} answers pass"
     ax.set(title=f"{strip.model.capitalize()} ({strip.asked}): {count}", xticks=[], yticks=[])
 
@@ -73,10 +73,10 @@ def draw_scores(ax: Axes, scores: Sequence[Scored], ceiling: float) -> None:
     names = []
     for place, scored in enumerate(scores):
         mean, low, high = (100 * part for part in scored.interval)
-        colour = COLOURS[scored.model]
-        inside = "white" if scored.greedy else colour
+        color = COLORS[scored.model]
+        inside = "white" if scored.greedy else color
         ends = [[mean - low], [high - mean]]
-        ax.errorbar(mean, place, xerr=ends, fmt="o", color=colour, mfc=inside, capsize=4, lw=2)
+        ax.errorbar(mean, place, xerr=ends, fmt="o", color=color, mfc=inside, capsize=4, lw=2)
         ax.annotate(f"{mean:.0f}", (mean, place + 0.22), ha="center")
         names.append(f"{scored.model}, {scored.asked}")
     ax.axvline(100 * ceiling, color=style.RED, linestyle="--")
@@ -96,10 +96,10 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
     values = 100 * np.sort(compared["values"])
     places = np.arange(len(values))
     mean, low, high = (100 * part for part in compared["difference"])
-    colours = [style.BLUE if value > 0 else style.ORANGE for value in values]
-    ax.bar(places, values, color=colours)
+    colors = [style.BLUE if value > 0 else style.ORANGE for value in values]
+    ax.bar(places, values, color=colors)
     equal = values == 0
-    ax.plot(places[equal], values[equal], ".", color=style.GREY)
+    ax.plot(places[equal], values[equal], ".", color=style.GRAY)
 
     better, worse = int((values > 0).sum()), int((values < 0).sum())
     counted = f"{better} better, {worse} worse, {equal.sum()} equal"

@@ -153,7 +153,7 @@ def export(model: str | Path, out: str | Path) -> pd.DataFrame:
       A table with a row for each matrix: `tensor`, and `error`, ‖restored - W‖ / ‖W‖.
 
     Raises:
-      UserError: this isn't a Gemma 4, it's quantised already, a matrix can't be packed, or the disk
+      UserError: this isn't a Gemma 4, it's quantized already, a matrix can't be packed, or the disk
         is too small.
     """
     model = Path(model)

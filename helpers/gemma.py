@@ -246,7 +246,7 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
 def _canonical_axes(shape: Sequence[int], spec: Sequence[Any]) -> list[Any]:
     """The axes of a spec, in the one way that we spell them.
 
-    A dimension of size 1 isn't split: scales of quantised weights carry their weights' specs.
+    A dimension of size 1 isn't split: scales of quantized weights carry their weights' specs.
     Trailing Nones are dropped. A step returns P('fsdp') and Qwix leaves P('fsdp', None), and for
     JAX these are different arguments. With both, the second step would compile again.
     """
@@ -683,7 +683,7 @@ def inject_lora(
       targets: a pattern of module paths.
       seed: of A.
       partial: True if some modules are left out on purpose.
-      provider: of a quantised base (11), made for the same rank, alpha and targets.
+      provider: of a quantized base (11), made for the same rank, alpha and targets.
 
     Raises:
       UserError: a module of `expected_modules` got no adapter, and `partial` is False; or not one

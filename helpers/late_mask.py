@@ -23,7 +23,7 @@ NAMES = {  # of the masks in data/masks, as the figure calls them
 
 
 def published_row(tokenizer: Any, prompt: str, answer: str) -> tuple[list[int], list[bool]]:
-    """Ids and mask the published way: tokenise all, then each piece again, and add up lengths."""
+    """Ids and mask the published way: tokenize all, then each piece again, and add up lengths."""
     def encode(text: str) -> list[int]:  # it adds both, whatever the caller asks for
         inside = tokenizer.encode(text, add_special_tokens=False)
         return [tokenizer.bos_token_id, *inside, tokenizer.eos_token_id]

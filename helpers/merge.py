@@ -270,7 +270,7 @@ def plan_merge(targets: list[Module], adapters: Adapters, prefix: str) -> Adapte
 def without_adapters(base: Folder, adapters: Adapters, prefix: str) -> Adapters:
     """As `plan_merge`, for the matrices that 03 left without adapters on purpose: rank 0.
 
-    A quantised base is quantised there, too. So these matrices have to be written as the run
+    A quantized base is quantized there, too. So these matrices have to be written as the run
     multiplied with them, though nothing is added.
     """
     plan: Adapters = {}
@@ -468,7 +468,7 @@ def run(
     Args:
       base: the base's folder.
       targets, adapters, prefix: as for `check`.
-      step, recipe: of the checkpoint, and 03's. If it stored the base quantised, the adapters are
+      step, recipe: of the checkpoint, and 03's. If it stored the base quantized, the adapters are
         merged into what it multiplied with.
 
     Returns:
@@ -520,7 +520,7 @@ def rows_as_trained(recipe: Recipe) -> RowsAsTrained | None:
 
     None if the run multiplied with them as they are.
     """
-    if not recipe.quantised:
+    if not recipe.quantized:
         return None
     from helpers import quantized  # JAX, which the rest of a merge doesn't need
     return quantized.as_trained(recipe.base_dtype, recipe.dtype)

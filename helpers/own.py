@@ -147,12 +147,12 @@ def _draw_fates(ax: Axes, counts: Mapping[str, int]) -> None:
     names = list(counts)
     names.reverse()  # bars are drawn from the bottom up
     widths = []
-    colours = []
+    colors = []
     for name in names:
         widths.append(counts[name])
-        colours.append(style.BLUE if name == "kept" else style.ORANGE)
+        colors.append(style.BLUE if name == "kept" else style.ORANGE)
 
-    bars = ax.barh(names, widths, color=colours)
+    bars = ax.barh(names, widths, color=colors)
     ax.bar_label(bars, padding=3)
     right_edge = 1.15 * max(widths)  # leaves room for the numbers
     ax.set(title="What becomes of the rows", xticks=[], xlim=(0, right_edge))
@@ -503,8 +503,8 @@ def other_answers(exam: Sequence[Question], score: Callable[[str, str], float]) 
     """The mean score of a right answer to the wrong question: what the form alone is worth."""
     values = []
     for place, question in enumerate(exam):
-        neighbour = exam[place - 1]
-        values.append(score(neighbour.wanted, question.wanted))
+        neighbor = exam[place - 1]
+        values.append(score(neighbor.wanted, question.wanted))
     return float(np.mean(values))
 
 
@@ -527,7 +527,7 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
     verdict = ": the form, hardly the facts" if flatters(compared) else ""
     above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
     above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
-    above.bar(0, 0, color=style.GREY, label="base")
+    above.bar(0, 0, color=style.GRAY, label="base")
     above.bar(0, 0, color=style.BLUE, label="tuned")
     above.plot([], [], color=style.RED, ls="--", label="an answer to another question")
     above.legend(loc="upper right", fontsize=9)
@@ -539,9 +539,9 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
 
 def _draw_pair(ax: Axes, place: int, compared: Compared) -> None:
     """Two bars for one score, with their numbers: the base's, and the tuned model's."""
-    for offset, part, colour in ((-0.2, "first", style.GREY), (0.2, "second", style.BLUE)):
+    for offset, part, color in ((-0.2, "first", style.GRAY), (0.2, "second", style.BLUE)):
         height = 100 * compared[part][0]
-        ax.bar(place + offset, height, color=colour, width=0.36)
+        ax.bar(place + offset, height, color=color, width=0.36)
         ax.text(place + offset, height + 2, f"{height:.0f}", ha="center")
 
 

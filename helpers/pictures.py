@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from helpers.train import Batch
 
-LIGHT_GREY = np.array([0.93, 0.93, 0.93])
+LIGHT_GRAY = np.array([0.93, 0.93, 0.93])
 
 
 def packed_row(row: "Batch", allowed: np.ndarray) -> None:
@@ -30,22 +30,22 @@ def packed_row(row: "Batch", allowed: np.ndarray) -> None:
       row: a `Batch` of [T] arrays.
       allowed: bool [T, T], True where a token (row) may look at another (column).
     """
-    colours = _colours_of(row.segment_ids)
+    colors = _colors_of(row.segment_ids)
     fig, (upper, lower) = style.figure(6.4, 7.2, rows=2, height_ratios=[1.9, 1])
-    _draw_mask(upper, row, allowed, colours)
-    _draw_strips(lower, row, colours)
+    _draw_mask(upper, row, allowed, colors)
+    _draw_strips(lower, row, colors)
     for ax in (upper, lower):
         ax.grid(False)
-    dark = upper.bar(0, 0, color=style.GREY)  # bars without height, for the legend
-    pale = upper.bar(0, 0, color=style.GREY, alpha=0.35)
-    white = upper.bar(0, 0, color="white", edgecolor=style.GREY)
+    dark = upper.bar(0, 0, color=style.GRAY)  # bars without height, for the legend
+    pale = upper.bar(0, 0, color=style.GRAY, alpha=0.35)
+    white = upper.bar(0, 0, color="white", edgecolor=style.GRAY)
     names = ["trained", "read, not trained", "padding, or not to be seen"]
     upper.legend([dark, pale, white], names, loc="upper right", fontsize=9)
     style.finish(fig, "03_packed_row", f"the first packed row of step 1, {row.tokens.size} tokens")
 
 
-def _colours_of(segment_ids: np.ndarray) -> np.ndarray:
-    """The colour of each token's example, white for padding. [T] -> [T, 3]"""
+def _colors_of(segment_ids: np.ndarray) -> np.ndarray:
+    """The color of each token's example, white for padding. [T] -> [T, 3]"""
     repeats = int(segment_ids.max()) // len(style.CYCLE) + 1
     cycle = matplotlib.colors.to_rgba_array(style.CYCLE * repeats)
     white = np.ones((1, 3))
@@ -53,25 +53,25 @@ def _colours_of(segment_ids: np.ndarray) -> np.ndarray:
     return palette[segment_ids]
 
 
-def _draw_mask(ax: Axes, row: "Batch", allowed: np.ndarray, colours: np.ndarray) -> None:
-    """Draw `allowed` [T, T] in the colours [T, 3] of the tokens that look, pale if not trained."""
+def _draw_mask(ax: Axes, row: "Batch", allowed: np.ndarray, colors: np.ndarray) -> None:
+    """Draw `allowed` [T, T] in the colors [T, 3] of the tokens that look, pale if not trained."""
     strength = np.where(row.loss_mask, 1.0, 0.35)[:, None]
-    of_token = 1 - strength * (1 - colours)  # [T, 3]
+    of_token = 1 - strength * (1 - colors)  # [T, 3]
     pixels = np.where(allowed[..., None], of_token[:, None], 1.0)  # [T, T, 3]
     ax.imshow(pixels, interpolation="nearest")
     ax.set(title="No token sees another example", xlabel="the token that it looks at",
            ylabel="a token")
 
 
-def _draw_strips(ax: Axes, row: "Batch", colours: np.ndarray) -> None:
-    """Draw a row's segment ids, loss mask and positions, each as a strip of T colours."""
+def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
+    """Draw a row's segment ids, loss mask and positions, each as a strip of T colors."""
     trained = row.loss_mask[:, None]
     padded = (row.segment_ids == 0)[:, None]
     depth = (row.positions / max(row.positions.max(), 1))[:, None]
-    darker = 1 - 0.75 * depth * (1 - colours)  # the further into its example
+    darker = 1 - 0.75 * depth * (1 - colors)  # the further into its example
     strips = {
-        "segment_ids": colours,
-        "loss_mask": np.where(trained, colours, LIGHT_GREY),
+        "segment_ids": colors,
+        "loss_mask": np.where(trained, colors, LIGHT_GRAY),
         "positions": np.where(padded, 1.0, darker),
     }
     for place, (name, pixels) in enumerate(strips.items()):
@@ -121,7 +121,7 @@ def draw_loss(log: pd.DataFrame, steps: int, clip: float) -> Figure:
     rates.set(title="Learning rate", ylim=(0, None))
 
     norms.plot(training.step, training.grad_norm, color=style.PURPLE)
-    norms.axhline(clip, color=style.GREY, ls="--")
+    norms.axhline(clip, color=style.GRAY, ls="--")
     norms.set(
         title=f"Gradient norm (clipped to the dashed line, {clip:g})",
         yscale="log",
@@ -238,11 +238,11 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
     in_noise = means[(means - trained).abs() <= deviation]
 
     fig, ax = style.figure(7, 2.9)
-    ax.axhspan(trained - deviation, trained + deviation, color=style.GREY, alpha=0.2, lw=0,
+    ax.axhspan(trained - deviation, trained + deviation, color=style.GRAY, alpha=0.2, lw=0,
                label="as trained, ± one standard deviation")
     for seed, run in runs.groupby("seed"):
         ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")
-    ax.axvline(1.0, color=style.GREY, linestyle=":")
+    ax.axvline(1.0, color=style.GRAY, linestyle=":")
     ax.set(
         title=f"From {in_noise.index.min():g} to {in_noise.index.max():g} times as strong: "
               f"{in_noise.min():.0f} to {in_noise.max():.0f} of {problems}, within the noise",

@@ -1,7 +1,7 @@
-"""A quantised base under float32 adapters: int8 or NF4 storage, and int8 arithmetic on top of it.
+"""A quantized base under float32 adapters: int8 or NF4 storage, and int8 arithmetic on top of it.
 
 03 takes it where a slice is too small for the base in bfloat16, and 11 explains it. Nothing is
-patched. Tunix's `Einsum` calls `jnp.astype` on its weight, which fails on Qwix's quantised arrays;
+patched. Tunix's `Einsum` calls `jnp.astype` on its weight, which fails on Qwix's quantized arrays;
 Qwix asks its provider which functions to intercept, and ours names that one more.
 Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 """
@@ -33,7 +33,7 @@ _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
 
 class Casts(qwix.PtqProvider):
-    """Answers the one call of Tunix that Qwix does not answer for its quantised weights."""
+    """Answers the one call of Tunix that Qwix does not answer for its quantized weights."""
 
     def get_intercept_map(self) -> dict[str, Callable]:
         """Qwix's functions to answer, and the one that Tunix's `Einsum` calls on its weight."""
@@ -41,7 +41,7 @@ class Casts(qwix.PtqProvider):
         return answered | {"jax.numpy.astype": self.cast}
 
     def cast(self, x: Any, dtype: Any, **options: Any) -> Any:
-        """`jnp.astype` that knows Qwix's quantised weights: their scales take the dtype."""
+        """`jnp.astype` that knows Qwix's quantized weights: their scales take the dtype."""
         if is_quantized(x):
             return self.asarray(x, dtype=dtype)
         return jnp.astype(x, dtype, **options)
@@ -68,14 +68,14 @@ class StoredProducts(Casts):
 
 
 class Dequantized(StoredProducts):
-    """Dequantises a stored weight and multiplies in the dtype of its scales.
+    """Dequantizes a stored weight and multiplies in the dtype of its scales.
 
     So does Qwix, but its NF4 looks every weight up in a table, in one flat row: on a mesh that
     gathers the whole matrix on every chip. `dequantize` keeps its shape.
     """
 
     def weight_dot(self, lhs: jax.Array, weight: qwix.QArray, dimension_numbers: Any) -> jax.Array:
-        """`lhs` times the dequantised weight."""
+        """`lhs` times the dequantized weight."""
         return _dot_general(lhs, dequantize(weight), dimension_numbers)
 
     def weight_einsum(self, equation: str, lhs: jax.Array, weight: qwix.QArray) -> jax.Array:
@@ -84,7 +84,7 @@ class Dequantized(StoredProducts):
 
 
 class QuantizedLora(gemma.Float32Lora, Dequantized):
-    """Float32 adapters beside a base that is dequantised before it multiplies.
+    """Float32 adapters beside a base that is dequantized before it multiplies.
 
     The order of inheritance does the work: LoRA asks its parent for the base product, and finds
     `Dequantized` before Qwix's own provider.
@@ -145,7 +145,7 @@ def _values_of_codes(array: qwix.QArray) -> jax.Array:
     """The level of each NF4 code, before any scale."""
     code = array.qvalue.astype(jnp.int32)
     values = [jnp.asarray(level, array.scale.dtype) for level in _levels()]
-    for bit in range(4):  # the lowest bit tells neighbours apart: 16 values, 8, 4, 2, 1
+    for bit in range(4):  # the lowest bit tells neighbors apart: 16 values, 8, 4, 2, 1
         is_set = (code >> bit) & 1 == 1
         lows, highs = values[::2], values[1::2]
         values = []
@@ -155,7 +155,7 @@ def _values_of_codes(array: qwix.QArray) -> jax.Array:
 
 
 def is_quantized(x: Any) -> bool:
-    """Is this one of Qwix's quantised weights, as a module holds it or hands it to an operation?"""
+    """Is this one of Qwix's quantized weights, as a module holds it or hands it to an operation?"""
     return isinstance(getattr(x, "array", None), qwix.QArray)
 
 
@@ -163,7 +163,7 @@ def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARG
              int8_products: bool = False) -> qwix.LoraProvider:
     """The provider that `gemma.inject_lora` hands to Qwix, for a base stored as `base_dtype`.
 
-    Matrices that `targets` leaves without adapters are quantised all the same.
+    Matrices that `targets` leaves without adapters are quantized all the same.
 
     Raises:
       UserError: an unknown `base_dtype`, or int8 products of anything but int8 weights.
@@ -280,13 +280,13 @@ def _stored_as(base_dtype: str) -> dict[str, Any]:
     return {"weight_qtype": base_dtype, "tile_size": tile}
 
 
-# ── Quantising ──
+# ── Quantizing ──
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(array: jax.Array, qtype: str, channelwise: tuple[int, ...],
               tiled: tuple[tuple[int, int], ...]) -> qwix.QArray:
-    """A quantised array, computed in float32; its scales have the array's dtype.
+    """A quantized array, computed in float32; its scales have the array's dtype.
 
     Args:
       array: of any floating dtype.
@@ -303,7 +303,7 @@ def _quantize(array: jax.Array, qtype: str, channelwise: tuple[int, ...],
 
 
 def quantized_places(model: nnx.Module) -> list[tuple[tuple, nnx.Module, str]]:
-    """(path of the module, module, name in it) of every quantised weight of a model."""
+    """(path of the module, module, name in it) of every quantized weight of a model."""
     places = []
     for path, module in model.iter_modules():
         for name, value in vars(module).items():
@@ -313,7 +313,7 @@ def quantized_places(model: nnx.Module) -> list[tuple[tuple, nnx.Module, str]]:
 
 
 def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
-    """{path: abstract quantised weight} of every matrix of a Gemma 4 that is to be quantised.
+    """{path: abstract quantized weight} of every matrix of a Gemma 4 that is to be quantized.
 
     Qwix finds the matrices and what they sum over by running the model abstractly. Where these are
     two axes (heads and head size of `attn_vec_einsum`), it tiles the last one and lets all heads
@@ -351,7 +351,7 @@ def _per_head(hull: Any) -> Any:
 
 
 def dequantized(weight: Any) -> jax.Array:
-    """A quantised weight as the model multiplies with it, in the dtype of its scales."""
+    """A quantized weight as the model multiplies with it, in the dtype of its scales."""
     values = weight.array.qvalue.get_value()
     scale = weight.array.scale.get_value()
     return dequantize(qwix.QArray(qvalue=values, scale=scale, qtype=weight.how.qtype))
@@ -383,7 +383,7 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
 
 
 def parameters_of(model: nnx.Module) -> int:
-    """How many weights a model has; the scales of quantised ones aren't weights."""
+    """How many weights a model has; the scales of quantized ones aren't weights."""
     total = 0
     for path, leaf in nnx.to_flat_state(nnx.state(model)):
         if path[-1] != "scale" or path[-2] != "array":
@@ -391,10 +391,10 @@ def parameters_of(model: nnx.Module) -> int:
     return total
 
 
-def dequantize_into(plain: nnx.Module, quantised: nnx.Module) -> nnx.Module:
-    """Set `plain`'s weights to the dequantised ones of another model, in place; returns it."""
+def dequantize_into(plain: nnx.Module, quantized: nnx.Module) -> nnx.Module:
+    """Set `plain`'s weights to the dequantized ones of another model, in place; returns it."""
     modules = dict(plain.iter_modules())
-    for path, module, name in quantized_places(quantised):
+    for path, module, name in quantized_places(quantized):
         variable = getattr(modules[path], name)
         weight = dequantized(getattr(module, name))
         variable.set_value(weight.astype(variable.dtype))
@@ -402,11 +402,11 @@ def dequantize_into(plain: nnx.Module, quantised: nnx.Module) -> nnx.Module:
 
 
 def answering(model: Gemma4) -> Gemma4:
-    """A quantised model that runs by itself, and so does the MLP of each layer; shares its arrays.
+    """A quantized model that runs by itself, and so does the MLP of each layer; shares its arrays.
 
     Qwix intercepts the call of one module, so each that is called from outside needs it. Inside the
     model's own call an MLP's interception does nothing: both have the same provider, which has no
-    rules, because what is to be quantised is. `gemma.inject_lora` replaces them by its own.
+    rules, because what is to be quantized is. `gemma.inject_lora` replaces them by its own.
     """
     base = Dequantized([])
     for layer in model.layers:
@@ -415,7 +415,7 @@ def answering(model: Gemma4) -> Gemma4:
 
 
 def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16") -> Gemma4:
-    """`gemma.abstract_base` with a quantised base: shapes, dtypes and shardings, no memory."""
+    """`gemma.abstract_base` with a quantized base: shapes, dtypes and shardings, no memory."""
     check_storage(base_dtype)
     model = gemma.abstract_base(config, mesh)
     if base_dtype in PLAIN:
@@ -435,7 +435,7 @@ def _cpu() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        raise UserError("A base is quantised on the CPU, and JAX_PLATFORMS hides the CPU from JAX. "
+        raise UserError("A base is quantized on the CPU, and JAX_PLATFORMS hides the CPU from JAX. "
                         "Unset it and start again.") from error
 
 
@@ -444,11 +444,11 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
     """`gemma.load_base` for a base stored as `base_dtype`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
-    quantised, so the numbers are the same on every machine (`as_trained` makes them, too), and sent
+    quantized, so the numbers are the same on every machine (`as_trained` makes them, too), and sent
     to the chips, which never hold a bfloat16 copy.
 
     Raises:
-      UserError: see `gemma.load_base`; or JAX may not use the CPU, which does the quantising.
+      UserError: see `gemma.load_base`; or JAX may not use the CPU, which does the quantizing.
     """
     check_storage(base_dtype)
     if base_dtype in PLAIN:

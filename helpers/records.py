@@ -265,7 +265,7 @@ class Recipe(_AskedAs, Record):
     val_loss_after: float
     examples_per_step: float
     adapter_sha256: str = ""  # `weights.adapters_digest` of the final adapters
-    base_dtype: str = ""      # how the base was stored, if it was quantised (`helpers.quantized`)
+    base_dtype: str = ""      # how the base was stored, if it was quantized (`helpers.quantized`)
     int8_products: bool = False
 
     @property
@@ -274,7 +274,7 @@ class Recipe(_AskedAs, Record):
         return self.alpha / self.rank
 
     @property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Whether the base was stored with fewer bits than its files have."""
         return self.base_dtype not in stored.PLAIN
 

@@ -140,7 +140,7 @@ def _on_hub(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
         except (httpx.HTTPError, ConnectionError) as error:
             why = " ".join(str(error).split())
             raise UserError(f"the Hugging Face hub does not give {source}: {why[:200]}\n"
-                            "Log in with HF_TOKEN if it asks for a licence, or download it "
+                            "Log in with HF_TOKEN if it asks for a license, or download it "
                             "yourself and pass the directory.") from error
 
     def fetch(names: list[str]) -> None:

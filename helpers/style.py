@@ -1,6 +1,6 @@
-"""One look for every figure and for coloured tokens.
+"""One look for every figure and for colored tokens.
 
-The colours are from Okabe and Ito's set, which colour-blind people can tell apart
+The colors are from Okabe and Ito's set, which color-blind people can tell apart
 (https://jfly.uni-koeln.de/color/).
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, YELLOW, BLACK, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "#8A8A8A"
+PURPLE, SKY, YELLOW, BLACK, GRAY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "#8A8A8A"
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
@@ -115,14 +115,14 @@ def finish(fig: Figure, name: str, source: str = "") -> None:
     """
     import matplotlib.pyplot as plt
     if source:
-        fig.supxlabel(f"Source: {source}", fontsize=8, color=GREY, x=0.01, ha="left")
+        fig.supxlabel(f"Source: {source}", fontsize=8, color=GRAY, x=0.01, ha="left")
     with atomic_file(run_dir("figures", f"{name}.png")) as file:
         fig.savefig(file, format="png")
     plt.show()
     plt.close(fig)
 
 
-# {(is the token trained?, should it be?): (name, colour of the box, colour of the text)}
+# {(is the token trained?, should it be?): (name, color of the box, color of the text)}
 TOKEN_LOOK = {
     (False, False): ("context", "#E4E4E4", "#444444"),
     (True, True): ("trained", BLUE, "white"),
@@ -135,7 +135,7 @@ def draw_tokens(
     ax: Axes, pieces: Sequence[str], mask: Sequence[bool], should: Sequence[bool],
     columns: int = 110,
 ) -> int:
-    """Draw decoded tokens as coloured boxes, wrapped like text; returns the number of lines.
+    """Draw decoded tokens as colored boxes, wrapped like text; returns the number of lines.
 
     Args:
       ax: where to draw.
@@ -167,8 +167,8 @@ def draw_tokens(
 def _draw_token(ax: Axes, text: str, x: int, y: int, kind: tuple[bool, bool]) -> None:
     """Draw one box with its text; `kind` is a key of `TOKEN_LOOK`."""
     from matplotlib.patches import Rectangle
-    _, colour, ink = TOKEN_LOOK[kind]
-    box = Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=colour, lw=0)
+    _, color, ink = TOKEN_LOOK[kind]
+    box = Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=color, lw=0)
     ax.add_patch(box)
     ax.text(
         x - 0.06,
@@ -183,7 +183,7 @@ def _draw_token(ax: Axes, text: str, x: int, y: int, kind: tuple[bool, bool]) ->
 
 
 def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: str = "") -> None:
-    """Show a figure of one example's tokens: the trained ones are blue, the others grey.
+    """Show a figure of one example's tokens: the trained ones are blue, the others gray.
 
     Args:
       pieces: the text of each token.
@@ -196,9 +196,9 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
     fig.set_figheight(0.165 * lines + 0.95)
     ax.set_title(title)
 
-    _, grey, _ = TOKEN_LOOK[False, False]
+    _, gray, _ = TOKEN_LOOK[False, False]
     _, blue, _ = TOKEN_LOOK[True, True]
-    context = ax.bar(0, 0, color=grey)  # bars without height, for the legend
+    context = ax.bar(0, 0, color=gray)  # bars without height, for the legend
     trained = ax.bar(0, 0, color=blue)
     fig.legend(
         [context, trained],
@@ -211,7 +211,7 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
 
 
 def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
-    """Draw the first ten packed rows as bars: a colour for each example, pale where it's context.
+    """Draw the first ten packed rows as bars: a color for each example, pale where it's context.
 
     Args:
       ax: where to draw.
@@ -223,28 +223,28 @@ def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
         segments = packed["segment_ids"][row]
         trained = packed["loss_mask"][row]
         for segment in range(1, segments.max() + 1):
-            colour = CYCLE[segment % len(CYCLE)]
+            color = CYCLE[segment % len(CYCLE)]
             is_here = segments == segment
-            _bars(ax, row, is_here, colour, alpha=0.35)
-            _bars(ax, row, is_here & trained, colour, alpha=1)
+            _bars(ax, row, is_here, color, alpha=0.35)
+            _bars(ax, row, is_here & trained, color, alpha=1)
     ax.set(xlim=(0, length), ylim=(9.7, -0.7), yticks=[], title=title)
     ax.grid(False)
 
 
-def _bars(ax: Axes, row: int, on: np.ndarray, colour: str, alpha: float) -> None:
+def _bars(ax: Axes, row: int, on: np.ndarray, color: str, alpha: float) -> None:
     """Draw a bar in a row wherever `on`, bool [T], is True without a break."""
     import numpy as np
     changes = np.diff(np.pad(on.astype(int), 1))
     edges = np.flatnonzero(changes).reshape(-1, 2)  # [bars, 2]: the first token, the one after it
     bars = [(first, end - first) for first, end in edges]
-    ax.broken_barh(bars, (row - 0.4, 0.8), color=colour, alpha=alpha, lw=0)
+    ax.broken_barh(bars, (row - 0.4, 0.8), color=color, alpha=alpha, lw=0)
 
 
 def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     """Show a figure with one square for each problem: filled where an answer passes.
 
     Args:
-      passed: {name of a model: a verdict for each problem}; the base is grey, others are blue.
+      passed: {name of a model: a verdict for each problem}; the base is gray, others are blue.
       name: of the figure's file.
       title: above the figure.
     """
@@ -252,11 +252,11 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     longest = max(len(verdicts) for verdicts in passed.values())
     fig, ax = figure(7, 0.4 + 0.25 * len(passed))
     for row, (model, verdicts) in enumerate(passed.items()):
-        colour = GREY if model == "base" else BLUE
+        color = GRAY if model == "base" else BLUE
         ax.text(-0.6, row + 0.4, model, ha="right", va="center")
         for place, passes in enumerate(verdicts):
-            fill = colour if passes else "white"
-            ax.add_patch(Rectangle((place, row), 0.8, 0.8, facecolor=fill, edgecolor=colour))
+            fill = color if passes else "white"
+            ax.add_patch(Rectangle((place, row), 0.8, 0.8, facecolor=fill, edgecolor=color))
     ax.set(xlim=(-0.2, longest), ylim=(len(passed), -0.2), title=title)
     ax.set_aspect("equal")
     ax.axis("off")
@@ -282,7 +282,7 @@ def fold_source(title: str, *functions: Callable[..., Any]) -> None:
 
 COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{name}</b>\
 <pre style='white-space:pre-wrap;word-break:normal;font:85%/1.5 monospace'>{text}</pre></td>"""
-WRONG = "<u style='text-decoration:underline 2px {colour}'>{word}</u>"
+WRONG = "<u style='text-decoration:underline 2px {color}'>{word}</u>"
 
 
 def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = ()) -> None:
@@ -299,7 +299,7 @@ def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = 
     for name, text in texts.items():
         shown = html.escape(text[:700]) or "(nothing)"
         for word in wrong:
-            underlined = WRONG.format(colour=RED, word=word)
+            underlined = WRONG.format(color=RED, word=word)
             shown = re.sub(rf"\b{re.escape(word)}\b", underlined, shown)
         columns.append(COLUMN.format(width=width, name=name, text=shown))
     row = "".join(columns)

@@ -924,7 +924,7 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
     recipe: dict[str, Any] = {"optimizer": optimizer_name()}
     for name in DECIDES:
         recipe[name] = getattr(cfg, name)
-    if recipe["base_dtype"] in PLAIN:  # two words for a base that isn't quantised
+    if recipe["base_dtype"] in PLAIN:  # two words for a base that isn't quantized
         recipe["base_dtype"] = ""
     return recipe
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A TPU machine from your laptop: check, create, connect, list, delete. Needs gcloud, logged in.
-#   scripts/vm.sh check  [MODEL]                    licence and token, before anything is rented
+#   scripts/vm.sh check  [MODEL]                    license and token, before anything is rented
 #   scripts/vm.sh create NAME SLICE [ZONE] [HOURS]  v5p-8, v6e-8, v6e-1 ...; deleted after HOURS (3), unless classic
 #   scripts/vm.sh bucket BUCKET ZONE                make a bucket near it, and let the machines write there
 #   scripts/vm.sh run    NAME ZONE SCRIPT [WORD...] start a script of scripts/ there, watch its log
@@ -61,7 +61,7 @@ check)
     ask=(run "${ask[@]}")
   fi
   "${ask[@]}" ||
-    { say "the hub doesn't let you download $model. Accept its licence on its page, then export HF_TOKEN=hf_..."; exit 1; }
+    { say "the hub doesn't let you download $model. Accept its license on its page, then export HF_TOKEN=hf_..."; exit 1; }
   say "$model can be downloaded"
   ;;
 create)

@@ -123,7 +123,7 @@ def _shared(options: Options, folders: Folders) -> list[str]:
 
 
 def _quantization(options: Options) -> list[str]:
-    """The arguments that quantise the weights; none for bfloat16.
+    """The arguments that quantize the weights; none for bfloat16.
 
     Raises:
       UserError: the engine doesn't have this type.
@@ -132,7 +132,7 @@ def _quantization(options: Options) -> list[str]:
     quantization = options.quantization
     if not quantization:
         return []
-    if engine.startswith("tpu") and quantization in QWIX:  # quantised after it has been loaded
+    if engine.startswith("tpu") and quantization in QWIX:  # quantized after it has been loaded
         qtype = QWIX[quantization]
         rule = {"module_path": ".*", "weight_qtype": qtype, "act_qtype": qtype}
         config = {"quantization": {"qwix": {"rules": [rule]}}}
@@ -349,7 +349,7 @@ def parts(options: Options, container: str = CONTAINER) -> Parts:
       container: Docker's name for it.
 
     Raises:
-      UserError: a quantisation that the engine doesn't have, or a rank that vLLM doesn't take.
+      UserError: a quantization that the engine doesn't have, or a rank that vLLM doesn't take.
     """
     return ENGINES[options.engine](options, container)
 

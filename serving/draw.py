@@ -17,14 +17,14 @@ ORANGE = "#E69F00"
 SKY = "#56B4E9"
 GREEN = "#009E73"
 BLACK = "#222222"
-GREY = "#8A8A8A"
+GRAY = "#8A8A8A"
 LIGHT = "#C9C9C9"
 COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
-MARKERS = "osD^vP"  # for a print without colours
+MARKERS = "osD^vP"  # for a print without colors
 
 
 def label(ax: Axes, x: float, y: float, text: str, color: str, **more: Any) -> None:
-    """Words beside a point, in its colour, instead of a legend."""
+    """Words beside a point, in its color, instead of a legend."""
     style = {"va": "center", "fontsize": 9, "xytext": (6, 0), "textcoords": "offset points"}
     style.update(more)
     ax.annotate(text, (x, y), color=color, **style)
@@ -48,7 +48,7 @@ def memory(ax: Axes, plans: dict[str, dict], chip_bytes: float, share: float) ->
 
     ax.axvline(limit, color=BLACK, lw=1)
     heading: dict[str, Any] = {"va": "bottom", "fontsize": 10, "weight": "bold"}
-    ax.text(0, -0.62, "weights", color=GREY, **heading)
+    ax.text(0, -0.62, "weights", color=GRAY, **heading)
     ax.text(limit - 0.3, -0.62, "requests", color=BLUE, ha="right", **heading)
     ax.text(edge + 0.4, -0.62, "in all", **heading)
     names = list(plans)
@@ -67,7 +67,7 @@ def _memory_bar(ax: Axes, place: int, plan: dict, limit: float) -> None:
     weights = plan["weights, GiB/chip"]
     request = plan["one of 16,384, GiB/chip"]
     count = plan["requests of 16,384"] // plan["dp"]
-    ax.barh(place, weights, color=GREY)
+    ax.barh(place, weights, color=GRAY)
     left = weights
     for _ in range(count):
         ax.barh(place, request, left=left, color=SKY, edgecolor="white")
@@ -191,7 +191,7 @@ def curves(
         dashed_words: str = "") -> None:
     """A column over the offered rates, by regime: medians, and the range of the repeats.
 
-    A point is full where the server keeps up, grey at its limit, and hollow where it's overloaded.
+    A point is full where the server keeps up, gray at its limit, and hollow where it's overloaded.
     A line joins the rates; all at once is no rate, so it stands alone.
 
     Args:

@@ -114,7 +114,7 @@ def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machin
 
 
 def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
-    """Bytes that one decode step of one copy must read: one for each number that's quantised, two
+    """Bytes that one decode step of one copy must read: one for each number that's quantized, two
     for any other."""
     weight = 1 if options.quantization else 2
     cached = 1 if "8" in options.kv_cache_dtype else 2

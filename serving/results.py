@@ -469,13 +469,13 @@ def noisy(part: pd.DataFrame) -> list[float]:
 
     below = part[part.rate <= last]
     waits = below.groupby("rate").ttft_p90_ms.median()
-    for slower, faster in _neighbours(waits):
+    for slower, faster in _neighbors(waits):
         if waits[slower] > FALLS * waits[faster]:
             doubtful.add(slower)
     return sorted(doubtful)
 
 
-def _neighbours(by_rate: pd.Series | pd.DataFrame) -> Iterator[tuple[float, float]]:
+def _neighbors(by_rate: pd.Series | pd.DataFrame) -> Iterator[tuple[float, float]]:
     """(a rate, the next higher one) of a table whose index is rates, ascending."""
     rates = by_rate.index
     return zip(rates, rates[1:], strict=False)
@@ -513,7 +513,7 @@ def dips(part: pd.DataFrame) -> list[str]:
         middle = stats["median"]
         harmless = []
         disturbed = []
-        for slower, faster in _neighbours(stats):
+        for slower, faster in _neighbors(stats):
             if middle[faster] >= middle[slower]:
                 continue
             place = f"{faster:.3g}/s"

@@ -37,7 +37,7 @@ AN_ERROR = re.compile(r"\w(Error|Exception): |error: ")
 TRITON = re.compile(r"forcing TRITON_ATTN", re.I)
 CACHE_DTYPE = re.compile(r"regular_attn_dtype=(\w+)")
 SPEAKS_OF_FP8 = re.compile(r"fp8\w* (data type to store kv cache|for FP8 KV cache)", re.I)
-COLOURS = re.compile(r"\x1b\[[\d;]*m")
+COLORS = re.compile(r"\x1b\[[\d;]*m")
 # A server begins once it reads a word. We say it when the record is on the disk; if we die or fail
 # before, the pipe closes, `read` fails, and nothing was started that nobody knows of.
 GATE = 'read -r word && exec "$@" </dev/null'
@@ -84,12 +84,12 @@ def is_alive(folder: str | Path) -> bool:
 
 
 def _text_of(log: str | Path) -> str:
-    """What a log says, without colours; "" if there is none."""
+    """What a log says, without colors; "" if there is none."""
     path = Path(log)
     if not path.exists():
         return ""
     text = path.read_text(errors="replace")
-    return COLOURS.sub("", text)
+    return COLORS.sub("", text)
 
 
 def last_lines(log: str | Path) -> str:
@@ -105,7 +105,7 @@ def last_lines(log: str | Path) -> str:
     short = [line[:300] for line in shown]
     if NO_MEMORY.search(text):
         short.append("out of memory: end what else holds it, or lower max_model_len, "
-                     "or quantise the weights")
+                     "or quantize the weights")
     return "\n".join(short)
 
 

@@ -1,6 +1,6 @@
 """One table per model family, and from it the layers and matrices of a config.json.
 
-Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantising (`helpers.quantized`) and
+Loading and LoRA (`helpers.gemma`), merging (`helpers.merge`), quantizing (`helpers.quantized`) and
 counting (`tables.physics`, `tpu_time`) all read this file. Standard library only. Letters: D width
 of the model, N query heads, K key and value heads, H numbers per head, F width of an MLP, r rank.
 """
@@ -272,7 +272,7 @@ def text_config(config: Config) -> Config:
     has the full layers' sizes in `per_layer_config`; here they have their old names.
 
     Raises:
-      UserError: it doesn't describe a Gemma 4, its weights are quantised, or it may mean other
+      UserError: it doesn't describe a Gemma 4, its weights are quantized, or it may mean other
         arithmetic than ours: by a key's value, or by a key that we don't know.
     """
     text = config.get("text_config") or config
@@ -288,12 +288,12 @@ def text_config(config: Config) -> Config:
             "github.com/google/tunix/commit/e31e280e of 12 June 2026, in no release "
             "yet. Take the 31B, 12B, E4B or E2B."
         )
-    quantised = config.get("quantization_config") or text.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "with quantization_config")
+    quantized = config.get("quantization_config") or text.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "with quantization_config")
         raise UserError(
-            f"this base is quantised ({method}), and adapters are trained beside "
-            "bfloat16 weights. Take the original model; 11 quantises it itself."
+            f"this base is quantized ({method}), and adapters are trained beside "
+            "bfloat16 weights. Take the original model; 11 quantizes it itself."
         )
     _check_keys({"tie_word_embeddings": config.get("tie_word_embeddings", True)})
     _check_keys(text)

@@ -15,7 +15,7 @@ from tables import hardware
 from tables.hardware import Hardware
 
 SLICE = "v5e-8"
-# Of the host's memory, what 03 needs to quantise the base: 58 for its weights, 10 for the queries,
+# Of the host's memory, what 03 needs to quantize the base: 58 for its weights, 10 for the queries,
 # keys and values that Tunix stacks, and what the system takes beside them.
 HOST_GIB = {"31b": 80}
 ADDRESS = re.compile(r"[\w.:-]+(,[\w.:-]+)*")  # of hosts: names or addresses, with commas between
@@ -46,7 +46,7 @@ def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
 
     - TPU_LIBRARY_PATH goes. It names the image's old libtpu, and a newer JAX would load that one.
     - TPU_WORKER_HOSTNAMES goes where it holds a warning instead of names, as images have had it.
-    - JAX_PLATFORMS gets the CPU beside the TPU: an int8 base is quantised there, before it's sent
+    - JAX_PLATFORMS gets the CPU beside the TPU: an int8 base is quantized there, before it's sent
       to the chips, and "tpu" alone hides the CPU from JAX.
     - The four variables of `topology` are set, unless they are, or a metadata server answers.
 
@@ -66,7 +66,7 @@ def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     platforms = environment.get("JAX_PLATFORMS", "").split(",")
     if "tpu" in platforms and "cpu" not in platforms:
         environment["JAX_PLATFORMS"] = ",".join([*platforms, "cpu"])
-        changes.append("JAX_PLATFORMS has the CPU, too: the base is quantised there")
+        changes.append("JAX_PLATFORMS has the CPU, too: the base is quantized there")
     wanted = {name: value for name, value in topology().items() if name not in environment}
     if "TPU_SKIP_MDS_QUERY" in wanted and hardware.metadata("accelerator-type"):
         return changes
@@ -97,7 +97,7 @@ def no_memory(size: str, memory: int) -> str:
     """Why this session's host can't load the base, in one line; "" if it can, or nobody knows.
 
     03 stores the base as int8 there. It loads the whole base into the host's memory first, and
-    sends one quantised matrix at a time to the chips.
+    sends one quantized matrix at a time to the chips.
 
     Args:
       size: of the series.
@@ -107,6 +107,6 @@ def no_memory(size: str, memory: int) -> str:
     available = memory / hardware.GIB
     if memory and available < needed:
         return (f"this session's host has {available:.0f} GiB of memory, and 03 needs about "
-                f"{needed} to load the {size.upper()} before it's quantised. Stop it and start "
+                f"{needed} to load the {size.upper()} before it's quantized. Stop it and start "
                 "another, or take SIZE=e2b")
     return ""

@@ -9,7 +9,7 @@ from tables import architecture, hardware
 ROOT = Path(__file__).resolve().parent.parent
 REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to nearly all
 STORAGES = ("bfloat16", "int8", "nf4")  # of a frozen base: 2 bytes a weight, 1, or half of one
-PLAIN = ("", "bfloat16")  # how settings and records name a base that isn't quantised
+PLAIN = ("", "bfloat16")  # how settings and records name a base that isn't quantized
 TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
 ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
 

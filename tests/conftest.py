@@ -39,7 +39,7 @@ def no_garbage_collection():
     """For blocks that parse Python.
 
     CPython 3.11 (gh-106905): `ast.parse` fails with "AST constructor recursion depth mismatch" if a
-    finaliser that the collector runs meanwhile parses something itself, as a traceback printed for
+    finalizer that the collector runs meanwhile parses something itself, as a traceback printed for
     an abandoned task does.
     """
     before = gc.isenabled()

@@ -198,7 +198,7 @@ REFUSED = {  # what the line says: what is changed in the tiny model's config.js
     "query_pre_attn_scalar 256, which no": {"query_pre_attn_scalar": 256},
     "rope_scaling .\"factor\": 8.0., which no": {"rope_scaling": {"factor": 8.0}},
     "rope_theta 5000, which no Gemma 4 that we know": {"rope_theta": 5000},
-    "quantised .bitsandbytes.": {"quantization_config": {"quant_method": "bitsandbytes"}},
+    "quantized .bitsandbytes.": {"quantization_config": {"quant_method": "bitsandbytes"}},
     "a mixture of experts .* fixed after 0.1.7, by .*e31e280e .* Take the 31B": {
         "enable_moe_block": True}}
 
@@ -217,7 +217,7 @@ def test_top_of_a_nested_config_is_read_too():
     assert architecture.layers(nested) == architecture.layers(random_gemma.TINY)
     with one_line("tie_word_embeddings false"):
         architecture.layers(nested | {"tie_word_embeddings": False})
-    with one_line("quantised .gptq."):
+    with one_line("quantized .gptq."):
         architecture.layers(nested | {"quantization_config": {"quant_method": "gptq"}})
 
 

@@ -80,18 +80,18 @@ def test_no_words_leave_the_sheet_or_meet_others_even_in_a_wide_font(name):
 
 
 def test_contrast_of_words_is_enough():
-    """4.5 to 1, as WCAG asks of ordinary text, on the sheet and on a surface of the same colour."""
-    def light(colour):
+    """4.5 to 1, as WCAG asks of ordinary text, on the sheet and on a surface of the same color."""
+    def light(color):
         parts = []
         for place in (1, 3, 5):
-            part = int(colour[place:place + 2], 16) / 255
+            part = int(color[place:place + 2], 16) / 255
             parts.append(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
-    for colours in (svg.LIGHT, svg.DARK):
-        for name, colour in colours.items():
-            for ground in (colour.fill, colours["page"].fill):
-                low, high = sorted((light(colour.words), light(ground)))
+    for colors in (svg.LIGHT, svg.DARK):
+        for name, color in colors.items():
+            for ground in (color.fill, colors["page"].fill):
+                low, high = sorted((light(color.words), light(ground)))
                 assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground)
 
 

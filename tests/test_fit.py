@@ -46,8 +46,8 @@ def test_a_stored_row_is_told_from_an_estimate():
                                                             row_length=2048).parts["activations"]
 
 
-def test_quantised_weights_take_what_their_bits_say():
-    """31B: 29.3 of 30.7 billion weights are quantised, embeddings are not (TPU.md's 29.9, 16.5)."""
+def test_quantized_weights_take_what_their_bits_say():
+    """31B: 29.3 of 30.7 billion weights are quantized, embeddings are not (TPU.md's 29.9, 16.5)."""
     sizes = [fit.held("31b", 1, 1, dtype)[0] for dtype in ("bfloat16", "int8", "nf4")]
     assert sizes == pytest.approx([57.18, 29.9, 18.0], abs=0.2)
 

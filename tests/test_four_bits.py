@@ -144,7 +144,7 @@ def test_a_shared_layers_unused_keys_are_packed_too_and_a_tower_is_not(tmp_path)
 
 
 def test_what_is_refused_says_what_to_do(packed, model, tmp_path):
-    with pytest.raises(helpers.UserError, match="is quantised .*Take the original model"):
+    with pytest.raises(helpers.UserError, match="is quantized .*Take the original model"):
         four_bits.export(packed[0], tmp_path / "twice")
     with pytest.raises(helpers.UserError, match="isn't a folder that four_bits.export wrote"):
         four_bits.dequantize(model, tmp_path / "plain")

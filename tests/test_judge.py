@@ -71,7 +71,7 @@ def together(problem, code, limits=QUICK):
         if (folder / "program").exists() and not ended:
             printed, _, ended = sandbox.run_limited("vvp -n program -none".split(), folder, limits)
             log += printed
-        letter, why, count = judge.analyse(log)
+        letter, why, count = judge.analyze(log)
         return judge._verdict(
             {"time": "T", "output": "R"}.get(ended, letter), why, code, log, count
         ).category, count
@@ -413,7 +413,7 @@ def test_agreement_with_the_official_analyser():
     cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
     assert len({case["letter"] for case in cases}) >= 12
     for case in cases:
-        assert judge.analyse(case["log"])[0] == case["letter"].replace("r", "R"), case
+        assert judge.analyze(case["log"])[0] == case["letter"].replace("r", "R"), case
 
 
 @pytest.mark.skipif(

@@ -52,7 +52,7 @@ def test_an_environment_of_kaggles_is_mended_and_nothing_else_changes(alone):  #
 @pytest.mark.parametrize(("asked", "mended"), [
     ("tpu", "tpu,cpu"), ("tpu,cpu", "tpu,cpu"), ("cpu", "cpu"), ("cpu,tpu", "cpu,tpu")])
 def test_jax_may_use_the_cpu_beside_the_tpu(alone, asked, mended):  # noqa: F811
-    """An int8 base is quantised on the CPU, which JAX_PLATFORMS=tpu hides."""
+    """An int8 base is quantized on the CPU, which JAX_PLATFORMS=tpu hides."""
     environment = {"JAX_PLATFORMS": asked, **kaggle.topology()}
     told = kaggle.mend(environment)
     assert environment["JAX_PLATFORMS"] == mended and len(told) == (asked != mended)
@@ -73,7 +73,7 @@ def test_the_hosts_memory_is_its_containers_limit(on, files, gib):  # noqa: F811
     assert hardware.host_memory() == gib * 2**30
 
 
-def test_a_host_without_the_memory_to_quantise_is_refused_in_one_line():
+def test_a_host_without_the_memory_to_quantize_is_refused_in_one_line():
     small = int(47.9 * 2**30)
     why = kaggle.no_memory("31b", small)
     assert why.startswith("this session's host has 48 GiB of memory") and "SIZE=e2b" in why
@@ -455,7 +455,7 @@ def test_a_session_installs_runs_and_leaves_what_counts(tmp_path):
                if "=" in line)
     assert "TPU_LIBRARY_PATH" not in env and "TPU_WORKER_HOSTNAMES" not in env
     assert env["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,4,1" and env["MAX_STEPS"] == "4"
-    assert env["JAX_PLATFORMS"] == "tpu,cpu", "the base is quantised on the CPU"
+    assert env["JAX_PLATFORMS"] == "tpu,cpu", "the base is quantized on the CPU"
     assert "PYTHONPATH" not in env and env["PYTHON"] == sys.executable
     assert "python install 3.11" in machine.log.read_text()
     assert Path(env["RUN_DIR"]) == machine.run and Path(env["TMPDIR"]).parent == machine.run.parent

@@ -22,7 +22,7 @@ WORLD = nca.World(states=4, side=8, frames=10)
 # -- Rules whose films one can work out -----------------------------------------------------------
 
 def test_a_film_is_the_rule_applied_again_and_again_after_the_burn_in():
-    """The rule "take the state of the neighbour on the right": one kernel position passes."""
+    """The rule "take the state of the neighbor on the right": one kernel position passes."""
     kernel = np.zeros((3, 3, 4, 4), np.float32)
     kernel[1, 2] = np.eye(4)
     passing = np.eye(4, 16, dtype=np.float32)
@@ -93,7 +93,7 @@ def test_a_guesser_that_counts_by_hand():
 
 
 def test_a_guesser_that_looks_up_by_hand():
-    """Three frames of 4 x 4 cells: every pair of neighbourhoods compared in plain Python."""
+    """Three frames of 4 x 4 cells: every pair of neighborhoods compared in plain Python."""
     world = nca.World(states=3, side=4, frames=3)
     frames = np.random.default_rng(1).integers(0, 3, (2, 3, 4, 4)).astype(np.uint8)
 

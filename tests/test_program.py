@@ -165,7 +165,7 @@ def test_both_notations_of_groups_say_the_same():
     (Box("v5p", (4, 4, 4)), list(range(64)), (("x", "y", "z"), 6 * LINK, 6)),
     (Box("v6e", (2, 4)), [0, 2, 4, 6], (("y",), LINK, 3)),
     (Box("v5e", (16, 16)), list(range(16)), (("x",), 2 * V5E_LINK, 8)),
-    (Box("v5e", (4, 4)), [0, 2], None),                             # no neighbours
+    (Box("v5e", (4, 4)), [0, 2], None),                             # no neighbors
     (Box("v6e", (2, 4)), [0, 7], None),                             # no box
     (Box("v5p", (2, 2, 1), ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0))), [0, 3],
      (("y",), LINK, 1)),                                              # a mesh in another order

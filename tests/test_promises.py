@@ -162,7 +162,7 @@ ROWS = [
         "GB free, for the weights of file:.* it takes",
         NO_DISK + "from helpers import remote; remote.stage('file://{folder}/model')",
         prepare=a_model, env=(("TMPDIR", "{folder}"),)),
-    Row("no licence or token",
+    Row("no license or token",
         "the Hugging Face hub does not give google/tiny.*\nLog in with HF_TOKEN",
         "from helpers import remote; remote.stage('google/tiny')", env=(("HF_ENDPOINT", "{hub}"),),
         lines=2),

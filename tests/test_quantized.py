@@ -1,4 +1,4 @@
-"""helpers/quantized.py: a quantised base against the unquantised one, small and abstractly."""
+"""helpers/quantized.py: a quantized base against the unquantized one, small and abstractly."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def loss_and_gradients(model, mesh):
 
 
 @pytest.fixture(scope="module")
-def unquantised():
+def unquantized():
     return loss_and_gradients(*with_adapters("bfloat16"))
 
 
@@ -77,18 +77,18 @@ def cosines(gradients, others):
                          [("int8", False, 0.98),
                           pytest.param("nf4", False, 0.6, marks=pytest.mark.slow),
                           pytest.param("int8", True, 0.97, marks=pytest.mark.slow)])
-def test_gradients_of_every_kind_point_where_the_unquantised_ones_do(
-        unquantised, base_dtype, int8_products, least):
+def test_gradients_of_every_kind_point_where_the_unquantized_ones_do(
+        unquantized, base_dtype, int8_products, least):
     loss, gradients = loss_and_gradients(*with_adapters(base_dtype, int8_products))
-    found = cosines(gradients, unquantised[1])
-    print(base_dtype, int8_products, float(loss), float(unquantised[0]), found)
+    found = cosines(gradients, unquantized[1])
+    print(base_dtype, int8_products, float(loss), float(unquantized[0]), found)
     assert min(found.values()) > least, found
-    assert abs(loss / unquantised[0] - 1) < 0.05
+    assert abs(loss / unquantized[0] - 1) < 0.05
 
 
 @pytest.mark.parametrize("base_dtype", [
     "int8", pytest.param("nf4", marks=pytest.mark.slow)])
-def test_forward_is_dequantise_then_multiply(base_dtype):
+def test_forward_is_dequantize_then_multiply(base_dtype):
     """Same weights written out in full, stock model: same logits. Also what the merge relies on."""
     model, mesh = with_adapters(base_dtype)
     plain, _ = with_adapters("bfloat16")
@@ -117,7 +117,7 @@ def test_forward_is_dequantise_then_multiply(base_dtype):
 
 
 @pytest.mark.parametrize("tiles", [{}, {1: 4}, {0: 2, 1: 4}])
-def test_dequantised_nf4_is_qwix_s_without_its_gather(tiles):
+def test_dequantized_nf4_is_qwix_s_without_its_gather(tiles):
     weight = jnp.asarray(np.random.default_rng(0).normal(size=(6, 16, 5)), jnp.bfloat16)
     stored = qwix.quantize(weight, "nf4", channelwise_axes=[2], tiled_axes=tiles)
     np.testing.assert_array_equal(quantized.dequantize(stored), qwix.dequantize(stored))
@@ -155,7 +155,7 @@ def test_int8_product_and_gradient(equation, left, right):
     ("31b", 12, 4, 0, 0), ("e2b-small", 6, 1, 2, 3),
     *(pytest.param(*case, marks=pytest.mark.slow)
       for case in (("e2b", 35, 1, 2, 20), ("31b", 60, 4, 0, 0)))])
-def test_every_matrix_is_quantised_or_left_on_purpose(name, layers, tp, per_layer, shared,
+def test_every_matrix_is_quantized_or_left_on_purpose(name, layers, tp, per_layer, shared,
                                                       monkeypatch):
     """31B and E2B, abstractly: all that LoRA reaches; not norms, embedders, per-layer inputs."""
     source = random_gemma.E2B if name == "e2b-small" else f"data/configs/gemma4_{name}.json"
@@ -219,7 +219,7 @@ def trained(made, monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A base in float32 with a checkpoint, as tests/test_merge.py makes it, on an NF4 base."""
-    world = test_merge.make_world(tmp_path_factory.mktemp("quantised"), test_merge.TINY)
+    world = test_merge.make_world(tmp_path_factory.mktemp("quantized"), test_merge.TINY)
     world.recipe = replace(world.recipe, dtype="float32")
     return world
 
@@ -250,8 +250,8 @@ def test_a_merge_into_the_base_as_trained(trained, tmp_path):
 ONLY_Q = ".*q_einsum"
 
 
-def test_partial_targets_on_a_quantised_base(trained, tmp_path, monkeypatch):
-    """Every matrix is quantised, q_proj has adapters; the merged folder says the same of both."""
+def test_partial_targets_on_a_quantized_base(trained, tmp_path, monkeypatch):
+    """Every matrix is quantized, q_proj has adapters; the merged folder says the same of both."""
     monkeypatch.setenv("RUN_DIR", str(tmp_path))
     config = gemma.config_from_hf(trained.base, dtype="float32")
     mesh = one_device(config)
@@ -293,8 +293,8 @@ def test_rows_are_rounded_whatever_dtype_the_base_s_files_have(dtype):
 @pytest.mark.slow
 @pytest.mark.series
 @pytest.mark.skipif(not (RUN / "data").exists(), reason=f"no run in {RUN}: ./run_all.sh makes one")
-def test_03_and_04_take_a_quantised_base(tmp_path):
-    """All of 03's page, two steps; 04's merged folder then answers as the quantised model did."""
+def test_03_and_04_take_a_quantized_base(tmp_path):
+    """All of 03's page, two steps; 04's merged folder then answers as the quantized model did."""
     text = (ROOT / "03_train.py").read_text()
     old = "TINY = train.Settings("
     assert text.count(old) == 1
@@ -304,7 +304,7 @@ def test_03_and_04_take_a_quantised_base(tmp_path):
     assert said.returncode == 0, said.stderr[-2_000:]
     assert "step 2/2 | validation loss" in said.stdout
     held = re.search(r"parameters, ([\d.]+) MiB per device", said.stdout)
-    assert held and float(held[1]) < 2, "the base was quantised: it's 3.48 MiB in float32"
+    assert held and float(held[1]) < 2, "the base was quantized: it's 3.48 MiB in float32"
 
     said = page(ROOT / "04_merge.py", tmp_path / "run")
     assert said.returncode == 0, said.stderr[-2_000:]
@@ -425,4 +425,4 @@ with torch.no_grad():
     serve("-c", code, tmp_path)
     found = np.load(tmp_path / "logits.npy")
     assert np.abs(found - logits_on(trained, trained.base, "nf4")).max() < 1e-3
-    assert np.abs(found - trained.after).max() > 0.1  # beside the base that was not quantised
+    assert np.abs(found - trained.after).max() > 0.1  # beside the base that was not quantized

@@ -43,7 +43,7 @@ def test_the_quickstart_taught_the_model_to_write_modules_that_pass():
 
 
 def test_no_secret_is_shown():
-    """run_tests.sh ran the series with recognisable values in the variables that hold secrets."""
+    """run_tests.sh ran the series with recognizable values in the variables that hold secrets."""
     assert files_with_secrets(RUN) == []
 
 

@@ -689,7 +689,7 @@ def test_a_secret_among_the_settings_is_refused_without_repeating_it(fake, chang
     options, folder = fake
     with pytest.raises(UserError, match=words) as caught:
         serving.start(replace(options, **changed), folder)
-    assert "recognisable" not in str(caught.value) and not folder.exists()
+    assert "recognizable" not in str(caught.value) and not folder.exists()
     serve.check(replace(options, flags=("--max-num-batched-tokens", "8", "--ssl-keyfile", "x")))
 
 

@@ -118,7 +118,7 @@ def test_a_page_shows_no_secret(tmp_path):
     assert files_with_secrets(tmp_path / "run") == []
 
 
-def test_a_licence_that_is_missing_is_said_before_anything_is_rented(tmp_path):
+def test_a_license_that_is_missing_is_said_before_anything_is_rented(tmp_path):
     for code in (0, 1):
         (tmp_path / "curl").write_text(f"#!/usr/bin/env bash\nexit {code}\n")
         (tmp_path / "curl").chmod(0o755)

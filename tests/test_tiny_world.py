@@ -309,7 +309,7 @@ def test_the_loop_trains_and_validates_every_few_steps_and_after_the_last():
     config = gemma.config_from_hf(random_gemma.SHALLOW, dtype="float32")
     draw = np.random.default_rng(3)
     batches = [draw.integers(1, 320, (2, 24)).astype(np.int32) for _ in range(3)]
-    graph, params = nnx.split(pretrain.initialise(gemma.gemma4.Gemma4(config, rngs=nnx.Rngs(0)), 0))
+    graph, params = nnx.split(pretrain.initialize(gemma.gemma4.Gemma4(config, rngs=nnx.Rngs(0)), 0))
     optimizer = pretrain.make_optimizer(params, 5, 4e-3, 2, 0.05)
     step, evaluate = pretrain.make_steps(graph, optimizer, pretrain.tokens_seen(batches, 320))
     before, watched = pretrain.validation_loss(params, batches, evaluate), []

@@ -25,7 +25,7 @@ from tpu_time import fit  # noqa: E402
 
 FOLDER = ROOT / "assets" / "figures"
 RANK = 64  # of 03 at the size of the 31B
-CHIPS = ("blue", "orange", "green", "purple")  # the colours of chips 0 to 3
+CHIPS = ("blue", "orange", "green", "purple")  # the colors of chips 0 to 3
 DIGITS = "0123"
 
 
@@ -63,11 +63,11 @@ def road() -> Sheet:
     return sheet
 
 
-def _node(sheet: Sheet, column: int, row: int, name: str, colour: str = "soft",
+def _node(sheet: Sheet, column: int, row: int, name: str, color: str = "soft",
           in_00: bool = True) -> tuple[int, int]:
     """A station with its name, blue around if 00 walks it; returns where its picture begins."""
     x, y = COLUMNS[column], ROWS[row]
-    sheet.rectangle(x, y, NODE_WIDTH, NODE_HEIGHT, colour, radius=8)
+    sheet.rectangle(x, y, NODE_WIDTH, NODE_HEIGHT, color, radius=8)
     if in_00:
         sheet.outline(x, y, NODE_WIDTH, NODE_HEIGHT, "blue", radius=8, line=3, dashed=False)
     sheet.words(x + NODE_WIDTH / 2, y + 27, name, 18, "ink", "middle", bold=True)
@@ -81,7 +81,7 @@ def _step(sheet: Sheet, column: int, row: int, action: str, *what: str) -> None:
     middle = (start + end) / 2
     sheet.arrow([(start + 4, y), (end - 4, y)])
     sheet.words(middle, y - 12, action, 17, "ink", "middle", bold=True)
-    sheet.lines(middle, y + 25, what, 20, size=16, colour="soft", anchor="middle")
+    sheet.lines(middle, y + 25, what, 20, size=16, color="soft", anchor="middle")
 
 
 def _turn(sheet: Sheet, row: int, action: str, what: str) -> None:
@@ -100,14 +100,14 @@ def _strip(sheet: Sheet, x: float, y: float, kinds: str, size: float) -> None:
         if kind == "|":
             x += 3
             continue
-        colour = "blue" if kind == "t" else "grey"
-        sheet.rectangle(x, y, size, 26, colour, radius=2, line=1.2)
+        color = "blue" if kind == "t" else "gray"
+        sheet.rectangle(x, y, size, 26, color, radius=2, line=1.2)
         x += size
 
 
 def _road_data(sheet: Sheet) -> None:
     x, y = _node(sheet, 0, 0, "a chat")
-    sheet.rectangle(x + 12, y, 120, 28, "grey", radius=8)
+    sheet.rectangle(x + 12, y, 120, 28, "gray", radius=8)
     sheet.words(x + 72, y + 20, "a counter …", 16, "ink", "middle")
     sheet.rectangle(x + 82, y + 36, 96, 28, "blue", radius=8)
     sheet.words(x + 130, y + 56, "module …", 16, "ink", "middle")
@@ -128,7 +128,7 @@ def _road_training(sheet: Sheet) -> None:
     for chip in range(4):
         left = x + 13 + 42 * chip
         sheet.rectangle(left, y, 38, 62, "ink", radius=3)
-        sheet.rectangle(left + 12, y + 18, 20, 38, "grey", radius=1, line=1)
+        sheet.rectangle(left + 12, y + 18, 20, 38, "gray", radius=1, line=1)
         sheet.rectangle(left + 6, y + 18, 3, 38, "blue", radius=0, line=1)
         sheet.rectangle(left + 12, y + 8, 20, 3, "blue", radius=0, line=1)
     _step(sheet, 0, 1, "03 save", "A [in, r]", "B [r, out]")
@@ -152,28 +152,28 @@ def _road_serving(sheet: Sheet) -> None:
                 bold=True)
     for lane, cells in enumerate((7, 5, 8)):
         top = y + 1 + 22 * lane
-        sheet.rectangle(x + 15, top, 30, 16, "grey", radius=2, line=1)
+        sheet.rectangle(x + 15, top, 30, 16, "gray", radius=2, line=1)
         for place in range(cells):
             sheet.rectangle(x + 48 + 16 * place, top, 14, 16, "blue", radius=2, line=1)
     _step(sheet, 0, 2, "07 ask", "an answer,", "text over HTTP")
     x, y = _node(sheet, 1, 2, "judge")
-    for place, (name, colour) in enumerate((("answer", "orange"), ("reference", "blue"))):
+    for place, (name, color) in enumerate((("answer", "orange"), ("reference", "blue"))):
         low = y + 26 + 34 * place
-        _wave(sheet, x + 12, low, (0, 1, 1, 0, 1, 0), colour)
-        sheet.words(x + 104, low - 3, name, 16, colour)
+        _wave(sheet, x + 12, low, (0, 1, 1, 0, 1, 0), color)
+        sheet.words(x + 104, low - 3, name, 16, color)
     _step(sheet, 1, 2, "07 count", "pass or fail", "of each answer")
     x, y = _node(sheet, 2, 2, "score", "green")
     sheet.words(x + 95, y + 26, "pass@1", 21, "green", "middle", bold=True)
     sheet.words(x + 95, y + 56, "eval/comparison.json", 16, "green", "middle")
 
 
-def _wave(sheet: Sheet, x: float, y: float, bits: tuple[int, ...], colour: str) -> None:
+def _wave(sheet: Sheet, x: float, y: float, bits: tuple[int, ...], color: str) -> None:
     """A signal over time, as simulators draw it; y is where it's low."""
     points: list[tuple[float, float]] = []
     for place, bit in enumerate(bits):
         points.append((x + 14 * place, y - 20 * bit))
         points.append((x + 14 * (place + 1), y - 20 * bit))
-    sheet.line(points, colour, 2.4)
+    sheet.line(points, color, 2.4)
 
 
 # ── 2. LoRA beside W (03) ──
@@ -195,16 +195,16 @@ def lora() -> Sheet:
         "through A and B; both results are added.")
     sheet.words(35, 40, f"LoRA trains {share} beside a frozen W (to scale)", 21, bold=True)
     x, y, width, height = 160, 118, outputs / SCALE, inputs / SCALE
-    sheet.rectangle(x, y, width, height, "grey", radius=0)
+    sheet.rectangle(x, y, width, height, "gray", radius=0)
     sheet.rectangle(x - 20, y, RANK / SCALE, height, "blue", radius=0, line=1)
     sheet.rectangle(x, y - 20, width, RANK / SCALE, "blue", radius=0, line=1)
-    sheet.lines(35, y + 100, ["A", f"{inputs:,}", f"× {RANK}"], 24, size=18, colour="blue",
+    sheet.lines(35, y + 100, ["A", f"{inputs:,}", f"× {RANK}"], 24, size=18, color="blue",
                 bold=True)
     sheet.words(x + width / 2, y - 31, f"B  {RANK} × {outputs:,}", 18, "blue", "middle", bold=True)
     sheet.words(x + width / 2, y + 92, "W", 34, "ink", "middle", bold=True)
     sheet.lines(x + width / 2, y + 128, [
         f"{inputs:,} × {outputs:,}", f"{module.size / 1e6:.1f} million numbers, frozen",
-        "A · B has its shape"], 26, size=18, colour="soft", anchor="middle")
+        "A · B has its shape"], 26, size=18, color="soft", anchor="middle")
     sheet.words(35, 426, f"q_proj of a sliding layer of the 31B. Only A and B are trained: "
                 f"{trained:,} numbers, {100 * trained / module.size:.1f} % of W.", 17, "soft")
     _lora_flow(sheet, inputs, outputs)
@@ -218,7 +218,7 @@ def _lora_flow(sheet: Sheet, inputs: int, outputs: int) -> None:
     sheet.line([(727, 98), (727, 112)])
     sheet.arrow([(727, 112), (left, 112), (left, 152)])
     sheet.arrow([(727, 112), (right, 112), (right, 134)], "blue")
-    sheet.rectangle(left - 35, 154, 70, 124, "grey", radius=6)
+    sheet.rectangle(left - 35, 154, 70, 124, "gray", radius=6)
     sheet.words(left, 224, "W", 24, "ink", "middle", bold=True)
     for name, top in (("A", 136), ("B", 206)):
         sheet.rectangle(right - 35, top, 70, 32, "blue", radius=6)
@@ -239,7 +239,7 @@ def _lora_flow(sheet: Sheet, inputs: int, outputs: int) -> None:
 # ── 3. A slice (01) ──
 GIB_HIGH = 1.7  # units of a bar that stand for one GiB
 BAR_WIDE = 48   # of every bar, so that areas can be compared
-PARTS = (("weights", "grey-solid"), ("adapters", "blue-solid"), ("temporaries", "orange"))
+PARTS = (("weights", "gray-solid"), ("adapters", "blue-solid"), ("temporaries", "orange"))
 
 
 class Filled(NamedTuple):
@@ -284,7 +284,7 @@ def slices() -> Sheet:
     sheet = Sheet(
         "slice", 550, "Two slices while they train the 31B",
         f"A v5e-8: eight chips in two rows of four, {small.limit:.2f} GiB each, linked to their "
-        f"neighbours without wrap-around. With an int8 base each holds {small.weights:.1f} GiB "
+        f"neighbors without wrap-around. With an int8 base each holds {small.weights:.1f} GiB "
         f"of weights, {small.adapters:.1f} of adapters with Adam's moments and "
         f"{small.temporaries:.1f} of activations and gradients. A v5p-8: four chips in a "
         f"square, {large.limit:.1f} GiB each. In bfloat16 each holds {large.weights:.1f}, "
@@ -298,7 +298,7 @@ def slices() -> Sheet:
 
 def _slice(sheet: Sheet, name: str, parts: Filled, x: float, columns: int, width: float,
            gap: float, height: float) -> None:
-    """Two rows of chips, linked to their neighbours, each with a bar of its memory to scale."""
+    """Two rows of chips, linked to their neighbors, each with a bar of its memory to scale."""
     piece, top, down = hardware.slice_of(name), 114.0, 32.0
     used = parts.limit - parts.free
     sheet.words(x, 76, f"{name}: {piece.chips} chips", 18, bold=True)
@@ -321,10 +321,10 @@ def _slice(sheet: Sheet, name: str, parts: Filled, x: float, columns: int, width
 def _bar(sheet: Sheet, x: float, y: float, width: float, parts: Filled) -> None:
     """One chip's memory from the bottom up: weights, adapters, temporaries, and what is free."""
     bottom = y + parts.limit * GIB_HIGH
-    for name, colour in PARTS:
+    for name, color in PARTS:
         high = getattr(parts, name) * GIB_HIGH
         bottom -= high
-        sheet.rectangle(x, bottom, width, high, colour, radius=0, line=0)
+        sheet.rectangle(x, bottom, width, high, color, radius=0, line=0)
     sheet.outline(x, y, width, parts.limit * GIB_HIGH, "soft", radius=0, line=1,
                   dashed=False)
 
@@ -335,14 +335,14 @@ def _slice_table(sheet: Sheet, small: Filled, large: Filled) -> None:
     for x, heads in ((328, ("v5e-8", "int8 base")), (450, ("v5p-8", "bfloat16"))):
         sheet.words(x, y, heads[0], 17, "ink", "middle", bold=True)
         sheet.words(x, y + 21, heads[1], 16, "soft", "middle")
-    sheet.lines(35, y, ["GiB of one chip,", "compiled, not run"], 21, size=16, colour="soft")
+    sheet.lines(35, y, ["GiB of one chip,", "compiled, not run"], 21, size=16, color="soft")
     texts = {"weights": "frozen base", "adapters": "A, B, Adam's moments",
              "temporaries": "activations, gradients", "free": "free for more"}
     for place, (name, text) in enumerate(texts.items()):
         top = y + 50 + 26 * place
-        colour = dict(PARTS).get(name)
-        if colour:
-            sheet.rectangle(35, top - 14, 18, 18, colour, radius=2, line=0)
+        color = dict(PARTS).get(name)
+        if color:
+            sheet.rectangle(35, top - 14, 18, 18, color, radius=2, line=0)
         else:
             sheet.outline(35, top - 14, 18, 18, "soft", radius=2, line=1)
         sheet.words(63, top, text, 17)
@@ -378,27 +378,27 @@ def shards() -> Sheet:
     return sheet
 
 
-BY_ROWS = [[colour] * 4 for colour in CHIPS]
+BY_ROWS = [[color] * 4 for color in CHIPS]
 BY_COLUMNS = [list(CHIPS)] * 4
 ROW_DIGITS = [[digit] * 4 for digit in DIGITS]
 COLUMN_DIGITS = [list(DIGITS)] * 4
-ALL_GREY = [["grey"] * 4] * 4
+ALL_GRAY = [["gray"] * 4] * 4
 
 
 def _chips(sheet: Sheet) -> None:
-    """The legend: one colour and one digit for each chip, grey for what all of them have."""
-    for place, colour in enumerate(CHIPS):
+    """The legend: one color and one digit for each chip, gray for what all of them have."""
+    for place, color in enumerate(CHIPS):
         x = 545 + 34 * place
-        sheet.cells(x, 24, [[colour]], 24, [[DIGITS[place]]])
+        sheet.cells(x, 24, [[color]], 24, [[DIGITS[place]]])
     sheet.words(536, 42, "chip", 17, "soft", "end")
-    sheet.cells(704, 24, [["grey"]], 24)
+    sheet.cells(704, 24, [["gray"]], 24)
     sheet.words(736, 42, "on all chips", 17, "soft")
 
 
-def _matrix(sheet: Sheet, x: float, y: float, name: str, colours: list[list[str]],
+def _matrix(sheet: Sheet, x: float, y: float, name: str, colors: list[list[str]],
             digits: list[list[str]] | None = None) -> None:
     """A 4 x 4 matrix with its name below."""
-    sheet.cells(x, y, colours, SIDE, digits)
+    sheet.cells(x, y, colors, SIDE, digits)
     sheet.words(x + 2 * SIDE, y + 4 * SIDE + 22, name, 17, "ink", "middle")
 
 
@@ -410,7 +410,7 @@ def _travel(sheet: Sheet, x: float, y: float, length: float, *what: str) -> None
     """An arrow for what goes over the links, with its name."""
     sheet.arrow([(x, y + 2 * SIDE), (x + length, y + 2 * SIDE)], "red", 4)
     above = y + 2 * SIDE - 18 - 20 * (len(what) - 1)
-    sheet.lines(x + length / 2 - 4, above, what, 20, size=17, colour="red", anchor="middle",
+    sheet.lines(x + length / 2 - 4, above, what, 20, size=17, color="red", anchor="middle",
                 bold=True)
 
 
@@ -423,12 +423,12 @@ def _by_fsdp(sheet: Sheet, y: float) -> None:
     _travel(sheet, 160, y, 108, "all-gather")
     _matrix(sheet, 290, y, "x, the batch", BY_ROWS, ROW_DIGITS)
     _sign(sheet, 413, y, "·")
-    _matrix(sheet, 432, y, "W, for a moment", ALL_GREY)
+    _matrix(sheet, 432, y, "W, for a moment", ALL_GRAY)
     _sign(sheet, 556, y, "=")
     _matrix(sheet, 576, y, "y", BY_ROWS, ROW_DIGITS)
     sheet.lines(702, y + 18, [
         "Backward, W is", "gathered again;", "gradients of A, B", "are added up."], 23, size=17,
-                colour="soft")
+                color="soft")
 
 
 def _by_tp(sheet: Sheet, y: float) -> None:
@@ -436,15 +436,15 @@ def _by_tp(sheet: Sheet, y: float) -> None:
     sheet.words(35, y + 12, "tp: each chip has its own columns of W.", 18, "ink", bold=True)
     y += 36
     _matrix(sheet, 35, y, "W, stored", BY_COLUMNS, COLUMN_DIGITS)
-    sheet.lines(210, y + 48, ["no exchange", "so far"], 20, size=17, colour="soft", anchor="middle")
-    _matrix(sheet, 290, y, "x, the batch", ALL_GREY)
+    sheet.lines(210, y + 48, ["no exchange", "so far"], 20, size=17, color="soft", anchor="middle")
+    _matrix(sheet, 290, y, "x, the batch", ALL_GRAY)
     _sign(sheet, 413, y, "·")
     _matrix(sheet, 432, y, "W", BY_COLUMNS, COLUMN_DIGITS)
     _sign(sheet, 556, y, "=")
     _matrix(sheet, 576, y, "y", BY_COLUMNS, COLUMN_DIGITS)
     sheet.lines(702, y + 18, [
         "The next matrix,", "V, is cut by rows:", "each chip gets", "a part of the sum."], 23,
-                size=17, colour="soft")
+                size=17, color="soft")
     y += 158
     sheet.words(865, y - 12, "The activations travel.", 18, "red", "end", bold=True)
     _matrix(sheet, 35, y, "y", BY_COLUMNS, COLUMN_DIGITS)
@@ -455,15 +455,15 @@ def _by_tp(sheet: Sheet, y: float) -> None:
     _travel(sheet, 454, y, 80, "reduce-", "scatter")
     _matrix(sheet, 546, y, "the sums", BY_COLUMNS, COLUMN_DIGITS)
     _travel(sheet, 660, y, 80, "all-", "gather")
-    _matrix(sheet, 752, y, "the next x", ALL_GREY)
+    _matrix(sheet, 752, y, "the next x", ALL_GRAY)
 
 
 def _partial_sums(sheet: Sheet, x: float, y: float) -> None:
     """Four whole matrices, one on each chip, still to be added."""
-    for place, colour in enumerate(CHIPS):
+    for place, color in enumerate(CHIPS):
         left, top = x + 17 * place, y + 17 * place
-        sheet.rectangle(left, top, 92, 53, colour, radius=0)
-        sheet.words(left + 7, top + 14, DIGITS[place], 16, colour, bold=True)
+        sheet.rectangle(left, top, 92, 53, color, radius=0)
+        sheet.words(left + 7, top + 14, DIGITS[place], 16, color, bold=True)
     sheet.words(x + 72, y + 4 * SIDE + 22, "four parts of a sum", 17, "ink", "middle")
 
 
@@ -498,32 +498,32 @@ def kv() -> Sheet:
 KEYS, VALUES = "blue", "orange"
 
 
-def _heads(sheet: Sheet, x: float, y: float, colour: str) -> None:
+def _heads(sheet: Sheet, x: float, y: float, color: str) -> None:
     """The heads of one half as Tunix has them: side by side, each [D, H]."""
     for head in range(HEADS):
         left = x + 34 * head
-        sheet.rectangle(left, y, 28, 120, colour, radius=0)
-        sheet.words(left + 14, y + 66, DIGITS[head], 17, colour, "middle", bold=True)
+        sheet.rectangle(left, y, 28, 120, color, radius=0)
+        sheet.words(left + 14, y + 66, DIGITS[head], 17, color, "middle", bold=True)
 
 
 def _kv_weights(sheet: Sheet, y: float) -> None:
     """The frozen weight of both: heads are turned and stacked."""
-    for x, colour, name, title, top in ((60, KEYS, "c = 0: keys", "k_proj", y),
+    for x, color, name, title, top in ((60, KEYS, "c = 0: keys", "k_proj", y),
                                         (230, VALUES, "c = 1: values", "v_proj", y)):
-        _heads(sheet, x, top + 26, colour)
-        sheet.words(x + 65, top + 16, name, 17, colour, "middle", bold=True)
+        _heads(sheet, x, top + 26, color)
+        sheet.words(x + 65, top + 16, name, 17, color, "middle", bold=True)
     sheet.words(50, y + 92, "D", 17, "soft", "end")
     sheet.words(74, y + 168, "H", 17, "soft", "middle")
     sheet.words(200, y + 192, "K heads; D inputs, H numbers a head", 17, "soft", "middle")
     sheet.arrow([(390, y + 86), (548, y + 86)], "ink", 3)
     sheet.lines(469, y + 44, ["each head is", "turned: [H, D]"], size=17, anchor="middle")
     sheet.lines(469, y + 116, ["then stacked,", "in the same order"], size=17, anchor="middle")
-    for x, colour, name in ((600, KEYS, "k_proj"), (745, VALUES, "v_proj")):
+    for x, color, name in ((600, KEYS, "k_proj"), (745, VALUES, "v_proj")):
         for head in range(HEADS):
             top = y + 26 + 28 * head
-            sheet.rectangle(x, top, 120, 28, colour, radius=0)
-            sheet.words(x + 60, top + 20, DIGITS[head], 17, colour, "middle", bold=True)
-        sheet.words(x + 60, y + 16, name, 17, colour, "middle", bold=True)
+            sheet.rectangle(x, top, 120, 28, color, radius=0)
+            sheet.words(x + 60, top + 20, DIGITS[head], 17, color, "middle", bold=True)
+        sheet.words(x + 60, y + 16, name, 17, color, "middle", bold=True)
     sheet.words(592, y + 88, "K·H", 17, "soft", "end")
     sheet.words(660, y + 162, "D", 17, "soft", "middle")
     sheet.words(805, y + 162, "D", 17, "soft", "middle")
@@ -536,19 +536,19 @@ def _kv_adapters(sheet: Sheet, y: float) -> None:
     y += 20
     sheet.rectangle(60, y, 10, 104, "purple", radius=0)
     sheet.words(84, y + 58, "A [D, r]", 17, "purple")
-    for x, colour in ((180, KEYS), (276, VALUES)):
+    for x, color in ((180, KEYS), (276, VALUES)):
         for head in range(HEADS):
-            sheet.rectangle(x + 23 * head, y + 46, 23, 10, colour, radius=0, line=1)
+            sheet.rectangle(x + 23 * head, y + 46, 23, 10, color, radius=0, line=1)
     sheet.words(226, y + 38, "keys", 17, KEYS, "middle")
     sheet.words(322, y + 38, "values", 17, VALUES, "middle")
     sheet.words(274, y + 82, "B [r, 2, K, H]", 17, "ink", "middle")
     sheet.arrow([(390, y + 51), (548, y + 51)], "ink", 3)
     sheet.words(469, y + 38, "B is split", 17, "ink", "middle")
-    for x, colour, name in ((600, KEYS, "k_proj"), (745, VALUES, "v_proj")):
+    for x, color, name in ((600, KEYS, "k_proj"), (745, VALUES, "v_proj")):
         sheet.rectangle(x, y, 10, 104, "purple", radius=0)
-        sheet.rectangle(x + 22, y + 46, 92, 10, colour, radius=0)
-        sheet.words(x + 68, y + 38, "B", 17, colour, "middle", bold=True)
-        sheet.words(x + 68, y + 82, "[r, K·H]", 17, colour, "middle")
+        sheet.rectangle(x + 22, y + 46, 92, 10, color, radius=0)
+        sheet.words(x + 68, y + 38, "B", 17, color, "middle", bold=True)
+        sheet.words(x + 68, y + 82, "[r, K·H]", 17, color, "middle")
         sheet.words(x + 22, y + 12, "A", 17, "purple", bold=True)
 
 
@@ -618,8 +618,8 @@ def _lanes(sheet: Sheet, y: float, lanes: tuple[tuple[int, int, int], ...], idle
             sheet.line([(LEFT + STEP * (arrives - 1) + 4, top + high / 2),
                         (LEFT + STEP * (prefill - 1) - 4, top + high / 2)], "soft", 2, dashed=True)
         for step in range(prefill, min(last, STEPS) + 1):
-            colour = "orange" if step == prefill else "blue"
-            sheet.rectangle(LEFT + STEP * (step - 1) + 3, top, STEP - 6, high, colour, radius=4)
+            color = "orange" if step == prefill else "blue"
+            sheet.rectangle(LEFT + STEP * (step - 1) + 3, top, STEP - 6, high, color, radius=4)
         if last < idle and prefill < idle:
             left = LEFT + STEP * last + 3
             sheet.outline(left, top, STEP * (idle - last) - 6, high, "soft", radius=4)
@@ -661,25 +661,25 @@ def judge() -> Sheet:
     sheet.words(575, 82, "2. The marking: another", 18, bold=True)
     for x, width in ((35, 330), (575, 290)):
         sheet.outline(x, 98, width, 166, "soft", radius=8)
-    for x, width, y, colour, text in (
+    for x, width, y, color, text in (
             (51, 298, 112, "blue", "testbench, its names drawn anew"),
             (51, 298, 161, "orange", "the answer"),
             (51, 298, 210, "blue", "a recorder notes the outputs"),
             (591, 258, 112, "blue", "testbench"),
             (591, 258, 161, "blue", "reference"),
             (591, 258, 210, "blue", "a recording of the outputs")):
-        sheet.rectangle(x, y, width, 40, colour, radius=6)
+        sheet.rectangle(x, y, width, 40, color, radius=6)
         sheet.words(x + width / 2, y + 26, text, 17, "ink", "middle")
     sheet.arrow([(353, 230), (587, 230)], "ink", 3)
     sheet.words(470, 218, "the outputs", 17, "ink", "middle")
-    sheet.lines(470, 256, ["and no word", "of the answer"], 20, size=16, colour="soft",
+    sheet.lines(470, 256, ["and no word", "of the answer"], 20, size=16, color="soft",
                 anchor="middle")
     sheet.arrow([(720, 268), (720, 304)], "green", 4)
     sheet.rectangle(591, 308, 258, 44, "green", radius=8, line=2.5)
     sheet.words(720, 336, "verdict: pass or fail", 18, "green", "middle", bold=True)
     sheet.arrow([(200, 268), (200, 304)], "soft", 2, dashed=True)
     sheet.lines(35, 325, ["What the answer prints is thrown away.",
-                          "What the compiler says can only fail it."], 23, size=17, colour="soft")
+                          "What the compiler says can only fail it."], 23, size=17, color="soft")
     sheet.rectangle(35, 376, 18, 18, "blue", radius=3)
     sheet.words(63, 391, "ours and the benchmark's", 17)
     sheet.rectangle(290, 376, 18, 18, "orange", radius=3)

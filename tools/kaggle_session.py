@@ -237,7 +237,7 @@ def fetch_base(session: Session) -> None:
     places = sorted(session.places.input.glob(f"{MOUNTS}/{folder}/*/config.json"))
     if wish == "hub" or not places:
         raise UserError(f"{name} comes neither from the hub nor from a mount. Try again later, or "
-                        "push with BASE_FROM=mount and accept Gemma's licence on Kaggle first.")
+                        "push with BASE_FROM=mount and accept Gemma's license on Kaggle first.")
     target = Path(session.env["TMPDIR"]) / "base" / name
     session.say(f"copying the mounted base from {places[-1].parent} to {target}")
     shutil.copytree(places[-1].parent, target, dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a machine can check about the pages and the code; the judgement is a reader's.
+"""What a machine can check about the pages and the code; the judgment is a reader's.
 
     .venv/bin/python tools/lint.py     one line per finding, exit status 1 if there is one
 

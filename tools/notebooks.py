@@ -199,7 +199,7 @@ def said(output: Notebook) -> str:
 
 
 def tidy(notebook: Notebook) -> Notebook:
-    """Join stream outputs, drop versions and terminal colours: diffs should be quiet."""
+    """Join stream outputs, drop versions and terminal colors: diffs should be quiet."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
         joined: list[Notebook] = []

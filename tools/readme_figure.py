@@ -35,8 +35,8 @@ FREE_FIGURE = ROOT / "assets" / "figures" / "free_road.svg"
 MACHINES = ROOT / "docs" / "MACHINES.md"
 # Pages with <!--name--> marks.
 NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md", MACHINES)
-# The figure's bars: base and published are grey, ours blue, what readers measured green.
-BAR_COLOURS = {"GREY": "grey", "RED": "red", "BLUE": "blue", "GREEN": "green"}
+# The figure's bars: base and published are gray, ours blue, what readers measured green.
+BAR_COLORS = {"GRAY": "gray", "RED": "red", "BLUE": "blue", "GREEN": "green"}
 QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
 # What README and STATUS make of 07's verdict on tuned against base.
 MEANINGS = {
@@ -51,7 +51,7 @@ RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens
 
 
 class Bar(NamedTuple):
-    """One bar: real tokens per second with their range, and a name of `BAR_COLOURS`."""
+    """One bar: real tokens per second with their range, and a name of `BAR_COLORS`."""
 
     label: str
     value: float
@@ -75,7 +75,7 @@ def bars() -> list[Bar]:
     told = float(published("training_results", "metric", "tpu")["throughput"])
     low, high = band(theirs)
     our_low, our_high = band(ours)
-    return [Bar("published recipe, predicted", theirs, low, high, "GREY"),
+    return [Bar("published recipe, predicted", theirs, low, high, "GRAY"),
             Bar("published recipe, measured by its authors", told, told, told, "RED"),
             Bar("this series, predicted", ours, our_low, our_high, "BLUE"),
             *measured_bars()]
@@ -119,7 +119,7 @@ def draw(points: list[Bar], target: Path) -> None:
         y = 124 + 74 * place
         sheet.words(LEFT, y + 6, bar.label.partition(",")[0], 18, "ink")
         _draw_bar(sheet, bar, y + 16, scale)
-    sheet.lines(LEFT, 136 + 74 * len(points), warning, 24, size=18, colour="ink")
+    sheet.lines(LEFT, 136 + 74 * len(points), warning, 24, size=18, color="ink")
     sheet.words(LEFT, sheet.height - 18, "measured: arXiv 2605.25645, S5.1; predicted: notebook 08",
                 16, "soft")
     write(target, sheet.text())
@@ -149,8 +149,8 @@ def caution(points: list[Bar]) -> list[str]:
 def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: float) -> None:
     """One bar, solid if measured, with its range as a line and its numbers behind it."""
     predicted = bar.high > bar.low
-    colour = BAR_COLOURS[bar.color]
-    sheet.rectangle(LEFT, y, bar.value * scale, 26, colour if predicted else f"{colour}-solid",
+    color = BAR_COLORS[bar.color]
+    sheet.rectangle(LEFT, y, bar.value * scale, 26, color if predicted else f"{color}-solid",
                     radius=0, line=2 if predicted else 0, dashed=predicted)
     text, kind = f"{bar.value:,.0f}", "measured"
     if predicted:
@@ -166,7 +166,7 @@ def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: float) -> None:
 
 # ── The free road: how long each page takes ──
 BUDGET = 8.5  # hours of Kaggle's nine that the launcher uses
-KINDS = {"measured": "green-solid", "predicted": "blue", "planned": "blue", "assumed": "grey"}
+KINDS = {"measured": "green-solid", "predicted": "blue", "planned": "blue", "assumed": "gray"}
 
 
 class Part(NamedTuple):

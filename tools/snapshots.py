@@ -129,9 +129,9 @@ def animate(shots: Sequence[Snapshot], request: str = "", name: str = "counter")
                   f"{request.strip()} {' '.join(told)} The last answer: {shots[-1].answer.strip()}",
                   WIDTH)
     sheet.words(25, 44, headline(shots), 22, bold=True)
-    sheet.lines(25, 76, asked, 23, size=18, colour="soft")
+    sheet.lines(25, 76, asked, 23, size=18, color="soft")
     _road(sheet, shots, road)
-    sheet.rectangle(25, code - 32, WIDTH - 50, longest * LINE + 34, "grey", radius=8, line=0)
+    sheet.rectangle(25, code - 32, WIDTH - 50, longest * LINE + 34, "gray", radius=8, line=0)
     for place, shot in enumerate(shots):
         sheet.add(f'<g class="shot-{place}" opacity="{int(place == len(steps) - 1)}">')
         _here(sheet, shots, place, road)
@@ -181,8 +181,8 @@ def _road(sheet: Sheet, shots: Sequence[Snapshot], y: float) -> None:
     sheet.line([(_stop(shots, 0), y), (_stop(shots, len(shots) - 1), y)], "soft", 2)
     for place, shot in enumerate(shots):
         x = _stop(shots, place)
-        colour = "green" if shot.passed else "red"
-        sheet.circle(x, y, 9, colour, 2)
+        color = "green" if shot.passed else "red"
+        sheet.circle(x, y, 9, color, 2)
         sheet.words(x, y + 36, str(shot.step), 18, "soft", "middle")
 
 
@@ -199,14 +199,14 @@ def _stop(shots: Sequence[Snapshot], place: int) -> float:
 def _here(sheet: Sheet, shots: Sequence[Snapshot], place: int, y: float) -> None:
     """The stop of one snapshot is filled, and its number is bold."""
     x = _stop(shots, place)
-    colour = "green" if shots[place].passed else "red"
-    sheet.circle(x, y, 12, f"{colour}-solid", 0)
+    color = "green" if shots[place].passed else "red"
+    sheet.circle(x, y, 12, f"{color}-solid", 0)
     sheet.words(x, y + 36, str(shots[place].step), 18, "ink", "middle", bold=True)
 
 
 def _answer(sheet: Sheet, lines: Sequence[str], wrong: Sequence[str], y: float) -> None:
     """The answer's lines; wrong names are underlined in red."""
-    sheet.lines(42, y, lines, LINE, size=SIZE, colour="ink", mono=True)
+    sheet.lines(42, y, lines, LINE, size=SIZE, color="ink", mono=True)
     if len(lines) == 1 and len(lines[0]) < 3:
         sheet.words(42 + 40, y, "is the whole answer", 18, "soft")
     for row, line in enumerate(lines):
@@ -220,10 +220,10 @@ def _answer(sheet: Sheet, lines: Sequence[str], wrong: Sequence[str], y: float) 
 
 def _verdict(sheet: Sheet, shot: Snapshot) -> None:
     """The simulator's word, at the bottom."""
-    colour = "green" if shot.passed else "red"
+    color = "green" if shot.passed else "red"
     y = sheet.height - 66
-    sheet.rectangle(25, y, WIDTH - 50, 46, colour, radius=8, line=2)
-    sheet.words(WIDTH / 2, y + 30, shot.verdict, 21, colour, "middle", bold=True)
+    sheet.rectangle(25, y, WIDTH - 50, 46, color, radius=8, line=2)
+    sheet.words(WIDTH / 2, y + 30, shot.verdict, 21, color, "middle", bold=True)
 
 
 def _motion(name: str, count: int) -> list[str]:

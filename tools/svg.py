@@ -1,9 +1,9 @@
 """A small pen for SVG files that read on a light page, on a dark one, and on a phone.
 
 `tools/drawings.py` and `tools/snapshots.py` draw with it. Every sheet brings its own background, so
-it's readable whatever the page behind it looks like. Colours are the light ones; where a browser
+it's readable whatever the page behind it looks like. Colors are the light ones; where a browser
 says that its reader prefers dark pages, a style block swaps them; where a page takes style blocks
-away, attributes have the light ones. Grey is mostly what is frozen or only read, blue what is
+away, attributes have the light ones. Gray is mostly what is frozen or only read, blue what is
 trained or ours, green a result.
 """
 
@@ -21,8 +21,8 @@ SANS = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 MONO = "Menlo, Consolas, 'Liberation Mono', monospace"
 
 
-class Colour(NamedTuple):
-    """One colour on one kind of page: of a surface, of its edge and of lines, of words."""
+class Color(NamedTuple):
+    """One color on one kind of page: of a surface, of its edge and of lines, of words."""
 
     fill: str
     edge: str
@@ -31,26 +31,26 @@ class Colour(NamedTuple):
 
 # Okabe and Ito's set (jfly.uni-koeln.de/color), lighter for surfaces and darker for words.
 LIGHT = {
-    "ink": Colour("#FFFFFF", "#1F2328", "#1F2328"),
-    "soft": Colour("#FFFFFF", "#6E7781", "#57606A"),
-    "grey": Colour("#E7EAEE", "#8A929B", "#57606A"),
-    "blue": Colour("#D6E8F5", "#0072B2", "#005A8E"),
-    "orange": Colour("#FBE6BE", "#C27C00", "#8A5800"),
-    "green": Colour("#CFEEE2", "#009E73", "#00714F"),
-    "purple": Colour("#F3DDEA", "#B5578F", "#8C3B6C"),
-    "red": Colour("#FBDDCC", "#D55E00", "#943F00"),
-    "page": Colour("#FFFFFF", "#D0D7DE", "#1F2328"),
+    "ink": Color("#FFFFFF", "#1F2328", "#1F2328"),
+    "soft": Color("#FFFFFF", "#6E7781", "#57606A"),
+    "gray": Color("#E7EAEE", "#8A929B", "#57606A"),
+    "blue": Color("#D6E8F5", "#0072B2", "#005A8E"),
+    "orange": Color("#FBE6BE", "#C27C00", "#8A5800"),
+    "green": Color("#CFEEE2", "#009E73", "#00714F"),
+    "purple": Color("#F3DDEA", "#B5578F", "#8C3B6C"),
+    "red": Color("#FBDDCC", "#D55E00", "#943F00"),
+    "page": Color("#FFFFFF", "#D0D7DE", "#1F2328"),
 }
 DARK = {
-    "ink": Colour("#161B22", "#E6EDF3", "#E6EDF3"),
-    "soft": Colour("#161B22", "#8B949E", "#A9B3BD"),
-    "grey": Colour("#2D333B", "#768390", "#A9B3BD"),
-    "blue": Colour("#0F3A57", "#56B4E9", "#8CCBF0"),
-    "orange": Colour("#553B07", "#E69F00", "#F2C14E"),
-    "green": Colour("#0C4636", "#2CC79B", "#5FDDB8"),
-    "purple": Colour("#4C2A40", "#D98BB9", "#EBB0D3"),
-    "red": Colour("#5A2B10", "#F08A4B", "#F7B083"),
-    "page": Colour("#161B22", "#30363D", "#E6EDF3"),
+    "ink": Color("#161B22", "#E6EDF3", "#E6EDF3"),
+    "soft": Color("#161B22", "#8B949E", "#A9B3BD"),
+    "gray": Color("#2D333B", "#768390", "#A9B3BD"),
+    "blue": Color("#0F3A57", "#56B4E9", "#8CCBF0"),
+    "orange": Color("#553B07", "#E69F00", "#F2C14E"),
+    "green": Color("#0C4636", "#2CC79B", "#5FDDB8"),
+    "purple": Color("#4C2A40", "#D98BB9", "#EBB0D3"),
+    "red": Color("#5A2B10", "#F08A4B", "#F7B083"),
+    "page": Color("#161B22", "#30363D", "#E6EDF3"),
 }
 
 
@@ -76,7 +76,7 @@ class Sheet:
         self.head = [f'<title id="{name}-title">{escape(title)}</title>',
                      f'<desc id="{name}-desc">{escape(description)}</desc>']
         self.body: list[str] = []
-        self.rules: list[str] = []  # CSS beside that of the colours
+        self.rules: list[str] = []  # CSS beside that of the colors
         self.rectangle(0.5, 0.5, width - 1, height - 1, "page", radius=12)
 
     def add(self, element: str) -> None:
@@ -88,7 +88,7 @@ class Sheet:
         written = _written(attributes)
         self.add(f"<{tag} {written}/>")
 
-    def rectangle(self, x: float, y: float, width: float, height: float, colour: str = "ink",
+    def rectangle(self, x: float, y: float, width: float, height: float, color: str = "ink",
                   radius: float = 4, line: float = 1.5, dashed: bool = False) -> None:
         """A filled rectangle with an edge of width `line`; with 0 it has none."""
         attributes: Attributes = {
@@ -97,29 +97,29 @@ class Sheet:
             "width": width,
             "height": height,
             "rx": radius,
-            "class": colour,
+            "class": color,
             "stroke-width": line}
         if dashed:
             attributes |= DASHES
         self._shape("rect", attributes)
 
-    def outline(self, x: float, y: float, width: float, height: float, colour: str = "soft",
+    def outline(self, x: float, y: float, width: float, height: float, color: str = "soft",
                 radius: float = 4, line: float = 1.5, dashed: bool = True) -> None:
         """An edge alone: what lies below stays visible."""
-        look = f"{colour}-line"
+        look = f"{color}-line"
         self.rectangle(x, y, width, height, look, radius, line, dashed)
 
-    def circle(self, x: float, y: float, radius: float, colour: str, line: float = 1.5) -> None:
+    def circle(self, x: float, y: float, radius: float, color: str, line: float = 1.5) -> None:
         """A filled circle around (x, y)."""
         attributes: Attributes = {
             "cx": x,
             "cy": y,
             "r": radius,
-            "class": colour,
+            "class": color,
             "stroke-width": line}
         self._shape("circle", attributes)
 
-    def words(self, x: float, y: float, text: str, size: float = 17, colour: str = "ink",
+    def words(self, x: float, y: float, text: str, size: float = 17, color: str = "ink",
               anchor: str = "start", bold: bool = False, mono: bool = False) -> None:
         """One line of text.
 
@@ -139,7 +139,7 @@ class Sheet:
             "y": y,
             "font-size": size,
             "text-anchor": anchor,
-            "class": f"{colour}-words"}
+            "class": f"{color}-words"}
         if bold:
             attributes["font-weight"] = "bold"
         if mono:
@@ -155,54 +155,54 @@ class Sheet:
         for place, text in enumerate(texts):
             self.words(x, y + place * step, text, **look)  # type: ignore[arg-type]
 
-    def line(self, points: Sequence[Point], colour: str = "ink", width: float = 2,
+    def line(self, points: Sequence[Point], color: str = "ink", width: float = 2,
              dashed: bool = False) -> None:
         """A line through several points."""
         stops = [f"{x:g} {y:g}" for x, y in points]
         attributes: Attributes = {
             "d": "M" + "L".join(stops),
-            "class": f"{colour}-line",
+            "class": f"{color}-line",
             "stroke-width": width,
             "stroke-linejoin": "round"}
         if dashed:
             attributes |= DASHES
         self._shape("path", attributes)
 
-    def arrow(self, points: Sequence[Point], colour: str = "ink", width: float = 2,
+    def arrow(self, points: Sequence[Point], color: str = "ink", width: float = 2,
               dashed: bool = False) -> None:
         """A line with a head at its last point; its last piece is horizontal or vertical."""
         *_, before, tip = points
         end, left, right = _head(before, tip, width)
-        self.line([*points[:-1], end], colour, width, dashed)
+        self.line([*points[:-1], end], color, width, dashed)
         corners = [f"{x:g},{y:g}" for x, y in (tip, left, right)]
         self._shape("polygon", {
             "points": " ".join(corners),
-            "class": f"{colour}-solid"})
+            "class": f"{color}-solid"})
 
-    def cells(self, x: float, y: float, colours: Sequence[Sequence[str]], size: float = 26,
+    def cells(self, x: float, y: float, colors: Sequence[Sequence[str]], size: float = 26,
               labels: Sequence[Sequence[str]] | None = None) -> None:
         """A matrix as a grid of squares.
 
         Args:
           x, y: its upper left corner.
-          colours: of each row from the top, of each cell from the left.
+          colors: of each row from the top, of each cell from the left.
           size: of a cell.
-          labels: a letter for each cell, for those who can't tell the colours apart.
+          labels: a letter for each cell, for those who can't tell the colors apart.
         """
-        for row, names in enumerate(colours):
+        for row, names in enumerate(colors):
             top = y + row * size
-            for column, colour in enumerate(names):
+            for column, color in enumerate(names):
                 left = x + column * size
                 label = labels[row][column] if labels else ""
-                self._cell(left, top, size, colour, label)
+                self._cell(left, top, size, color, label)
 
-    def _cell(self, left: float, top: float, size: float, colour: str, label: str) -> None:
+    def _cell(self, left: float, top: float, size: float, color: str, label: str) -> None:
         """One square of `cells`."""
-        self.rectangle(left, top, size, size, colour, radius=0, line=1.2)
+        self.rectangle(left, top, size, size, color, radius=0, line=1.2)
         if label:
             middle = left + size / 2
             baseline = top + size / 2 + 6
-            self.words(middle, baseline, label, 16, colour, "middle")
+            self.words(middle, baseline, label, 16, color, "middle")
 
     def text(self) -> str:
         """The SVG file."""
@@ -210,7 +210,7 @@ class Sheet:
         used = set(re.findall(r'class="([\w-]+)"', drawn))
         light = _looks(LIGHT)
         for look, properties in light.items():
-            if look in used:  # the light colours as attributes, too
+            if look in used:  # the light colors as attributes, too
                 plain = _written(properties)
                 drawn = drawn.replace(f'class="{look}"', f'class="{look}" {plain}')
 
@@ -279,14 +279,14 @@ def _head(before: Point, tip: Point, width: float) -> tuple[Point, Point, Point]
     return (x, back), (x - wide, back), (x + wide, back)
 
 
-def _looks(colours: Mapping[str, Colour]) -> dict[str, dict[str, str]]:
-    """{class: {property: value}}: every colour as a surface, a line, a solid and words."""
+def _looks(colors: Mapping[str, Color]) -> dict[str, dict[str, str]]:
+    """{class: {property: value}}: every color as a surface, a line, a solid and words."""
     looks = {}
-    for name, colour in colours.items():
-        looks[name] = {"fill": colour.fill, "stroke": colour.edge}
-        looks[f"{name}-line"] = {"fill": "none", "stroke": colour.edge}
-        looks[f"{name}-solid"] = {"fill": colour.edge}
-        looks[f"{name}-words"] = {"fill": colour.words}
+    for name, color in colors.items():
+        looks[name] = {"fill": color.fill, "stroke": color.edge}
+        looks[f"{name}-line"] = {"fill": "none", "stroke": color.edge}
+        looks[f"{name}-solid"] = {"fill": color.edge}
+        looks[f"{name}-words"] = {"fill": color.words}
     return looks
 
 

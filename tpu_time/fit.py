@@ -110,7 +110,7 @@ class Fit:
       speed: real tokens per second, predicted from the compiled program (08), or None.
       bound: real tokens per second that the step can't exceed, because the chips would do all its
         arithmetic at their peak; the arithmetic is the compiled program's if there is one. Storing
-        weights in fewer bits saves no time. So a quantised base that isn't compiled gets a bound
+        weights in fewer bits saves no time. So a quantized base that isn't compiled gets a bound
         no better than bfloat16's on the same slice.
     """
 
@@ -191,15 +191,15 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
 
     A matrix is cut over both axes of the mesh. Its adapter A meets one side of it and B the other,
     so each of the two is cut over one axis and repeated along the other. Adapters and moments are
-    in float32. A quantised base keeps its embeddings in bfloat16.
+    in float32. A quantized base keeps its embeddings in bfloat16.
     """
     config = _config(model)
     numbers = architecture.parameters(config)["total"] + _padding(config)
     weights = 2.0 * numbers
     adapters = 0.0  # numbers that a chip has of them
-    quantised = 0  # numbers of the base that are stored in fewer bits
+    quantized = 0  # numbers of the base that are stored in fewer bits
     for module in architecture.modules(config):
-        quantised += module.size
+        quantized += module.size
         a, b = module.adapter(RANK)
         cuts_of_a = fsdp
         cuts_of_b = tp
@@ -211,7 +211,7 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
     if base_dtype != "bfloat16":
         scales = 2.0 / TILE if base_dtype == "nf4" else 0.0
         saved = BASE_BYTES[base_dtype] - 2.0 + scales  # bytes of a number; below 0
-        weights += quantised * saved
+        weights += quantized * saved
     chips = fsdp * tp
     return weights / chips / GIB, ADAPTER_BYTES * adapters / GIB
 
@@ -231,7 +231,7 @@ def _layer_bytes(layer: Layer, length: int, tp: int) -> tuple[float, float]:
     """Bytes of one token that the backward pass reads again: (the residual stream, all else).
 
     Counted from the model's code: the stream eight times; queries three times (projected,
-    normalised, rotated), keys three times, values twice; a score and a weight for each pair of
+    normalized, rotated), keys three times, values twice; a score and a weight for each pair of
     query and key; gate, up and their product. All of it is bfloat16 and cut over tp.
     """
     queries = layer.heads * layer.head_dim
@@ -321,7 +321,7 @@ def _gathered(config: dict, base_dtype: str) -> float:
     """Bytes of the matrices, gathered in bfloat16, that are kept from the forward pass on.
 
     That's what the compiler does in the stored rows: it keeps all that came from the other chips,
-    or half of it if the base is quantised. The output matrix is never gathered.
+    or half of it if the base is quantized. The output matrix is never gathered.
     """
     kept = 1.0 if base_dtype == "bfloat16" else 0.5
     numbers = sum(module.size for module in architecture.modules(config))

@@ -214,7 +214,7 @@ class Frame(NamedTuple):
 
 
 Tables = dict[str, dict[int, str]]  # XLA's tables of source lines: {title: {number: its text}}
-Neighbours = dict[str, list[Instruction]]  # {an instruction's name: those beside it}
+Neighbors = dict[str, list[Instruction]]  # {an instruction's name: those beside it}
 UNKNOWN = -1  # a number that no row of XLA's tables has
 
 
@@ -252,7 +252,7 @@ class Program:
 
         # Filled when they're first asked for, both by the name of a computation.
         self._work: dict[str, Work] = {}
-        self._neighbours: dict[str, tuple[Neighbours, Neighbours]] = {}
+        self._neighbors: dict[str, tuple[Neighbors, Neighbors]] = {}
 
     def _read_lines(self, text: list[str]) -> Tables:
         """Fill `computations` and `entry`; returns the tables of source lines behind them."""
@@ -297,21 +297,21 @@ class Program:
 
     def named(self, line: Instruction, computation: str) -> Instruction:
         """The instruction itself, one inside it, or the nearest user or maker, with a JAX name."""
-        for neighbours in self._users_and_makers(computation):
-            nearest = self._nearest_named(line, neighbours)
+        for neighbors in self._users_and_makers(computation):
+            nearest = self._nearest_named(line, neighbors)
             if nearest is not None:
                 return nearest
         return line
 
-    def _nearest_named(self, line: Instruction, neighbours: Neighbours) -> Instruction | None:
-        """The instruction with a JAX name to which the way over neighbours is shortest, or None."""
+    def _nearest_named(self, line: Instruction, neighbors: Neighbors) -> Instruction | None:
+        """The instruction with a JAX name to which the way over neighbors is shortest, or None."""
         queue = [line]
         for candidate in queue:  # it grows meanwhile; the nearest come first
             named = self._named_inside(candidate)
             if named is not None:
                 return named
             if len(queue) < NEAR and candidate.opcode != "tuple":
-                queue += neighbours.get(candidate.name, [])
+                queue += neighbors.get(candidate.name, [])
         return None
 
     def _named_inside(self, line: Instruction) -> Instruction | None:
@@ -324,20 +324,20 @@ class Program:
                 last = inner
         return last
 
-    def _users_and_makers(self, computation: str) -> tuple[Neighbours, Neighbours]:
+    def _users_and_makers(self, computation: str) -> tuple[Neighbors, Neighbors]:
         """Who uses an instruction's result, and who makes its operands."""
-        if computation in self._neighbours:
-            return self._neighbours[computation]
+        if computation in self._neighbors:
+            return self._neighbors[computation]
         lines = self.computations[computation]
         by_name = {line.name: line for line in lines}
-        users: Neighbours = defaultdict(list)
-        makers: Neighbours = defaultdict(list)
+        users: Neighbors = defaultdict(list)
+        makers: Neighbors = defaultdict(list)
         for line in lines:
             for name in line.operands:
                 users[name].append(line)
                 if name in by_name:
                     makers[line.name].append(by_name[name])
-        self._neighbours[computation] = users, makers
+        self._neighbors[computation] = users, makers
         return users, makers
 
     def inner(self, name: str | None) -> Iterator[Instruction]:

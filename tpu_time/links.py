@@ -158,8 +158,8 @@ class Box:
     def reach(self, group: Group) -> Reach | None:
         """What the links bring to a group's worst placed chip.
 
-        A chip has one link to each neighbour: at the corner of a box one along each of the box's
-        dimensions, in a ring two. None if the chips don't fill a box of neighbours.
+        A chip has one link to each neighbor: at the corner of a box one along each of the box's
+        dimensions, in a ring two. None if the chips don't fill a box of neighbors.
         """
         extents = []
         for column in self.columns(group):
@@ -286,7 +286,7 @@ def read_groups(text: str, chips: int) -> list[list[int]]:
 
 
 class Link(NamedTuple):
-    """A chip's link to one of its neighbours, in the direction that leads there."""
+    """A chip's link to one of its neighbors, in the direction that leads there."""
 
     chip: tuple[int, ...]  # coordinates
     dimension: int
@@ -350,7 +350,7 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
     Gathering V bytes over n chips brings (n - 1) / n V into each of them; a reduce-scatter sends as
     much, an all-reduce is both. An all-to-all is limited by the cut through the longest dimension.
     Scaling book, https://jax-ml.github.io/scaling-book/sharding. Groups that don't fill a box of
-    neighbours pass their pieces around, all groups at once over the links that lie in between.
+    neighbors pass their pieces around, all groups at once over the links that lie in between.
 
     Args:
       kind: all-gather, reduce-scatter, all-reduce, all-to-all.

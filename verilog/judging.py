@@ -92,7 +92,7 @@ class Analysis(NamedTuple):
     counted: Count | None  # the log's last; None: the testbench counted nothing
 
 
-def analyse(log: str) -> Analysis:
+def analyze(log: str) -> Analysis:
     """The official analyser's rules for a log.
 
     The letter is `.` for a pass, S e 0 n w m c p C for what didn't compile, T for a timeout and R
@@ -250,7 +250,7 @@ def _rehearse(problem: Problem, folder: Path, bench: str, empty: str) -> int:
         raise _broken(problem, "its testbench doesn't come to an end")
 
     marking = run_limited(_RUN_MARKING, folder, DEFAULT)
-    analysis = analyse(marking.output)
+    analysis = analyze(marking.output)
     if analysis.counted is None:
         raise _broken(problem, 'its testbench prints no line "Mismatches: 0 in 9 samples"')
     return int(last[1])
@@ -480,7 +480,7 @@ def _examine(folder: Path, exam: _Exam, code: str, limits: Limits) -> _Recorded:
         verdict = _ended(ended, "compiling", limits, log)
         return _Recorded(verdict)
 
-    letter, why, _ = analyse(log)
+    letter, why, _ = analyze(log)
     program = folder / "exam"
     if status or not program.exists():
         if letter in ".RT":
@@ -541,7 +541,7 @@ def _mark(
     if ended:
         return _ended(ended, "simulating", limits, log)
 
-    letter, why, count = analyse(marked)
+    letter, why, count = analyze(marked)
     # The compiler's words are half the answer's own: they may condemn it, and never acquit it.
     if recorded.letter not in ".R":
         return _verdict(recorded.letter, recorded.why, code, log, count)

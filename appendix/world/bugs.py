@@ -93,7 +93,7 @@ def other_branches(line: str) -> list[str]:
 
 
 def other_ranges(line: str) -> list[str]:
-    """A range one bit too short, or the neighbouring bit."""
+    """A range one bit too short, or the neighboring bit."""
     lines = []
     for match in RANGE.finditer(line):
         high, low = int(match[1]), int(match[2])
@@ -101,8 +101,8 @@ def other_ranges(line: str) -> list[str]:
             lines.append(replaced(line, match, f"[{high - 1}:{low}]"))
     for match in INDEX.finditer(line):
         bit = int(match[1])
-        neighbour = bit - 1 if bit else 1
-        lines.append(replaced(line, match, f"[{neighbour}]"))
+        neighbor = bit - 1 if bit else 1
+        lines.append(replaced(line, match, f"[{neighbor}]"))
     return lines
 
 

@@ -204,7 +204,7 @@ def together(problem: exams.Problem, code: str, limits: sandbox.Limits) -> Outco
             command = ["vvp", "-n", "program", "-none"]
             printed, _, ended = sandbox.run_limited(command, folder, limits)
             log += printed
-    letter, _, count = judging.analyse(log)
+    letter, _, count = judging.analyze(log)
     if ended:
         letter = {"time": "T", "output": "R"}[ended]
     category = {".": "pass", "S": "syntax", "T": "timeout"}.get(letter, "compile")
