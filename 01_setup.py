@@ -165,7 +165,7 @@ style.words(pd.DataFrame(first.values(), columns=[
 #
 # - `remat` says which activations the backward pass computes again because they don't fit into memory (PyTorch calls
 #   this activation checkpointing): none (`NONE`), those of attention and MLP (`BLOCK`), or those of whole layers
-#   (`DECODER`). We recompute as little as possible while keeping 10 % of the memory free.
+#   (`DECODER`). We recompute as little as possible while keeping 10% of the memory free.
 # - `how we know`: *compiled* is what the TPU's own compiler says. *Planned* is its memory plan from before it makes a
 #   program, which is enough to see that a step won't fit. *Estimated* is our own sum over the model's shapes.
 #

@@ -62,7 +62,7 @@ helpers.machine()
 # - `system` is the one sentence that opens every prompt, here and in every request later in the series.
 # - `base` is the model, a name on the hub or a folder. It can be Gemma 4 31B, 12B, E4B or E2B.
 # - `max_tokens` says which examples are too long. On Kaggle's v5e-8 the limit is 2,048 tokens, because its chips are
-#   small. So you lose the longest examples, which hold 8 % of the published data's tokens.
+#   small. So you lose the longest examples, which hold 8% of the published data's tokens.
 
 # %%
 import json
@@ -395,7 +395,7 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # </details>
 #
-# **Compare before you train. Afterwards nobody can tell.**
+# **Compare before you train. Afterward nobody can tell.**
 #
 # ## 6. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the middle of a
@@ -484,7 +484,7 @@ style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
 # %% [markdown]
 # Within a row each color is an example. A padding token costs a step almost as much as a real one, so the packed rows
 # train about three times as much text for the same arithmetic. With CodeV-R1's published lengths, packed rows of 4,096
-# are at least 95 % full (`tests/test_data.py`), but with one example in each row of 3,072 it would be 30 %.
+# are at least 95% full (`tests/test_data.py`), but with one example in each row of 3,072 it would be 30%.
 #
 # **Packing is the cheapest speed-up in this series.**
 #

@@ -301,7 +301,7 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 # %%
 norms = merge.norms_table(record)
 lost = 100 * norms.rounding / norms.delta
-print(f"rounding took {lost.min():.2g} to {lost.max():.2g} % of a matrix's change")
+print(f"rounding took {lost.min():.2g} to {lost.max():.2g}% of a matrix's change")
 pictures.heat_map(norms)
 
 # %% [markdown]
@@ -427,7 +427,7 @@ if cfg.four_bits:
 # Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
 # bfloat16, but it was trained so that its weights lie on four-bit steps (*quantization-aware training*).
 # Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
-# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7 %
+# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7%
 # ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
 # The merge moves them off their steps a little, and nobody has measured yet how much that costs.
 #

@@ -258,7 +258,7 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 # **The server is one command, and you can read it before you run it.**
 #
 # ## 5. What fits into the memory of a chip
-# **How many people can it serve at once?** vLLM may use 92 % of a chip's memory, by default. The chip's share of the
+# **How many people can it serve at once?** vLLM may use 92% of a chip's memory, by default. The chip's share of the
 # weights goes in there first, and what they leave is the **KV cache**: the keys and values of every token of every
 # request in progress. How much does one token take? `config.json` says that the model has 50 *sliding* layers, which
 # look back 1,024 tokens, with 16 KV heads of 256 numbers each. Its 10 *full* layers look back over everything, and they
@@ -484,9 +484,9 @@ if beside:
 # <details><summary><b>Gemma 4's own drafter, and what others saw</b></summary>
 #
 # `google/gemma-4-31B-it-assistant` reads the model's cache, and has learned what the stock model says. With a model
-# tuned by LoRA others saw 3 to 13 % of its proposals accepted, and 21 to 25 % after they had trained the drafter, too,
+# tuned by LoRA others saw 3 to 13% of its proposals accepted, and 21 to 25% after they had trained the drafter, too,
 # for eleven minutes ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a
-# model in another precision the accepted share can fall to 0.2 % ([vllm
+# model in another precision the accepted share can fall to 0.2% ([vllm
 # 41789](https://github.com/vllm-project/vllm/issues/41789)). Checking a proposal costs time even if it's refused, so
 # measure before you promise: 06 prints the same counts for any server with a drafter.
 # </details>

@@ -187,7 +187,7 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # - Two **bursts**, where all requests arrive at once, show roughly how many the server can finish per second.
 # - From there the search goes up until one rate is clearly too much, and down until one is clearly fine.
 # - *Bisection* narrows down the rest: it tries the rate in the middle until two neighboring rates are at most
-#   25 % apart.
+#   25% apart.
 # - If a measurement leaves a doubt, the search repeats it right away. Later everything is measured once or
 #   twice more, so if the machine slowly gets busier, you'll see it as spread.
 #
@@ -270,9 +270,9 @@ for (inputs, outputs), part in table.groupby(REGIME):
 #
 # The repeats of a rate say which of three states it's in:
 #
-# - A server *keeps up* with a rate if **every** repeat delivered at least 90 % of it. The largest such rate
+# - A server *keeps up* with a rate if **every** repeat delivered at least 90% of it. The largest such rate
 #   is the **knee**.
-# - A rate is *overloaded* if **no** repeat delivered 90 % of it.
+# - A rate is *overloaded* if **no** repeat delivered 90% of it.
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
 # (If a repeat delivered less than four fifths of the median repeat, it was disturbed and doesn't count.)
@@ -390,7 +390,7 @@ published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digiti
 fig, ax = style.figure(6.5, 4.2)
 draw.against_floors(ax, published)
 ax.set_title(f"{published.too_fast.sum()} of {len(published)} published points are impossible")
-style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1 % "
+style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1% "
              "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
 
 # %% [markdown]
@@ -442,7 +442,7 @@ for run in held:
     price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
     print(f"{load.name_of(run.regime)} at {run.rate:g}/s: a million output tokens cost {price:.2g} "
           f"{unit} on a machine that's always this busy, {price / 0.3:.2g} {unit} if it's busy "
-          "30 % of the time")
+          "30% of the time")
 if not held:
     print("no rate held, so there's no price that anybody could count on")
 

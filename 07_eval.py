@@ -207,7 +207,7 @@ display(scores.verdict_table({
 # **The program that decides never meets the answer.**
 #
 # ## 4. The ceiling
-# **What's the best score anyone could get?** Not always 100 %, because in some problems even the reference fails.
+# **What's the best score anyone could get?** Not always 100%, because in some problems even the reference fails.
 # So we judge the references first, to see which problems can be won at all.
 
 # %%
@@ -427,7 +427,7 @@ display(categories.unstack(fill_value=0).sort_values("pass", ascending=False))
 # Too low on average, for k > 1. It picks with replacement, so it may pick the same failure twice.
 # </details>
 #
-# Here's the function, and a test with answers that pass 30 % of the time:
+# Here's the function, and a test with answers that pass 30% of the time:
 
 # %%
 helpers.show_source(verilog.pass_at_k)
@@ -446,11 +446,11 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # ## 8. How sure are we?
 # **Would another 38 problems have given the same score?** The problems are a sample of what one could ask,
 # so we **bootstrap** over them: we draw as many problems as there are, with replacement, and average their scores. We
-# repeat that 10,000 times and keep the middle 95 % of the averages. That range is the interval:
+# repeat that 10,000 times and keep the middle 95% of the averages. That range is the interval:
 
 # %%
 def bootstrap(values, times=10_000):
-    """The mean of scores, one a problem, and its 95 % interval."""
+    """The mean of scores, one a problem, and its 95% interval."""
     chosen = np.random.default_rng(0).choice(values, (times, len(values)))
     low, high = np.percentile(chosen.mean(axis=1), [2.5, 97.5])
     return np.mean(values), low, high
@@ -467,7 +467,7 @@ print(f"tuned, {main}: pass@1 {mean:.1%} ({low:.1%} to {high:.1%})")
 # %% [markdown]
 # <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
 #
-# Not necessarily. With 0 of 38, the exact 95 % interval (Clopper and Pearson's) reaches up to 9 %. A bootstrap can't
+# Not necessarily. With 0 of 38, the exact 95% interval (Clopper and Pearson's) reaches up to 9%. A bootstrap can't
 # show that, because all its samples are zero, too. So if all scores are 0, or all are 1, the table takes the exact
 # interval.
 # </details>
@@ -533,8 +533,8 @@ for wording in (main, "comment"):
                    for label in ("base", "tuned"))
     print(f"greedily, asked by {wording}: base {base} of {len(names)}, tuned {tuned}")
 five_tries = scores.pairs_table({(rival, main): paired(rival, main, FIVE.n)}).iloc[0]
-print(f"with {FIVE.n} tries each, base by {rival}, tuned by {main}: base {five_tries.base} %, "
-      f"tuned {five_tries.tuned} %, difference {five_tries.difference}: {five_tries.so}")
+print(f"with {FIVE.n} tries each, base by {rival}, tuned by {main}: base {five_tries.base}%, "
+      f"tuned {five_tries.tuned}%, difference {five_tries.difference}: {five_tries.so}")
 
 # %%
 scored = [exam.Scored("base", plan, pairs[plan, main]["first"])
@@ -547,7 +547,7 @@ fig, (above, below) = style.figure(7, 7, rows=2, height_ratios=(1.2, 1))
 exam.draw_scores(above, scored, np.mean(winnable["spec-to-rtl"]))
 above.set_title(f"pass@1: base asked well {best['first'][0]:.0%}, tuned {best['second'][0]:.0%}")
 exam.draw_differences(below, best, rival)
-style.finish(fig, "07_scores", where + ". Bars and dotted lines: 95 %")
+style.finish(fig, "07_scores", where + ". Bars and dotted lines: 95%")
 print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. "
       f"Tuned, asked by {main}: {1 - best['second'][0]:.0%}.")
 
@@ -555,7 +555,7 @@ print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. 
 # **Tuning taught the tiny model one thing for sure, and perhaps a second.** For sure, it taught the model to answer:
 # look at the row in which both are asked in the chat that the model was trained with.
 #
-# The second thing would be to prefer right code to wrong code. The base has read a corpus in which we broke 40 % of
+# The second thing would be to prefer right code to wrong code. The base has read a corpus in which we broke 40% of
 # the modules ([09](09_tiny_base.ipynb)), and it writes what it has read. The training rows held no new kind of
 # module. So if the tuned model fails less often than the base in its favorite wording, we think that fine-tuning mostly
 # changed *which* of two known versions the model writes. The line about five tries tests that: with five tries, even a
@@ -577,7 +577,7 @@ print(f"Base, asked by {rival}: {1 - best['first'][0]:.0%} of the answers fail. 
 # **At 31B** the strongest rival is probably the base with *thinking* switched on, and the full list of plans asks it,
 # too. Here's what others have published nearby
 # ([`neighbors.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbors.csv)):
-# a 31B tuned without reasoning reaches 64 to 70 %, GPT-4o 63 %, and a 7B trained to reason 69 %. We know of no
+# a 31B tuned without reasoning reaches 64 to 70%, GPT-4o 63%, and a 7B trained to reason 69%. We know of no
 # published score of the base with thinking. And the best models are close to verilog-eval's ceiling, and have probably
 # [seen its problems](https://arxiv.org/abs/2503.13572).
 #

@@ -228,7 +228,7 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # line shows that score, so look at it before you're proud of yours. `exact`, on the other hand, is too strict for free
 # text, where a good answer can be worded in many ways.
 #
-# Below the bars is the difference, question by question, with its 95 % interval. Look at that, and not at how far apart
+# Below the bars is the difference, question by question, with its 95% interval. Look at that, and not at how far apart
 # two bars are, because both models were asked the same questions ([07](07_eval.ipynb), section 9, says why). If the
 # interval holds zero, collect more questions before you believe in a difference.
 #

@@ -340,7 +340,7 @@ def with_mark(match: re.Match[str]) -> str:
 def marked(value: Any, pattern: re.Pattern[str]) -> Any:
     """The same structure, with a mark in every text that spells a control token.
 
-    The chat template adds the real ones afterwards, so `encode` can tell them apart.
+    The chat template adds the real ones afterward, so `encode` can tell them apart.
     """
     if isinstance(value, str):
         return pattern.sub(with_mark, value)

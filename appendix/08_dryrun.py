@@ -138,10 +138,10 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 # **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step.
 # There are three on this page:
 #
-# - `published` does what the published script does, without its dropout. Only 30 % of its tokens are real, and the
+# - `published` does what the published script does, without its dropout. Only 30% of its tokens are real, and the
 #   rest is padding. (A row has 922 real ones on average, counted by the authors.)
 # - `ours` is notebook 03 on mesh (1, 4), which means tensor parallelism over all four chips. Its rows are packed,
-#   and we count 95 % of their tokens as real.
+#   and we count 95% of their tokens as real.
 # - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8. Sections 6 and 7 come
 #   back to it.
 #
@@ -256,7 +256,7 @@ if libtpu:
 #   Loops on a v5e-4 reached that, and we assume it for v5p and v6e, too. If a collective stops the chip, the clock
 #   waits for all of it. If it runs beside other work, it costs only the time that it still needs when its result is
 #   asked for.
-# - **The rest.** Instructions without a known cost may hold at most 2 % of the FLOPs and bytes. Otherwise we give
+# - **The rest.** Instructions without a known cost may hold at most 2% of the FLOPs and bytes. Otherwise we give
 #   no time. (What only moves data has a known cost: its bytes at the HBM's speed.)
 #
 # Peak and bandwidth are the vendor's. The clock rate, and the shape of the links, are the
@@ -287,8 +287,8 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 # **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
 # split the time by part of the model. Then look at the column *at its limit*. Imagine that the products of a part
 # ran at the chip's peak, or that its bytes moved at full speed through the HBM, the chip's memory. What share of its
-# time would the part still need? Near 100 % there's little to gain, and a better program could save whatever is
-# missing. (The tables leave out what takes less than 2 % of the time.)
+# time would the part still need? Near 100% there's little to gain, and a better program could save whatever is
+# missing. (The tables leave out what takes less than 2% of the time.)
 
 # %%
 walked = {steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty}
@@ -366,7 +366,7 @@ steps.show(ours, {"topology": "slice", "recipe": "recipe", "hbm_gib": "sum GiB",
 # ([11](11_qlora.ipynb) explains them). On a v6e-8, mesh (8, 1) stays the slower one even then, as the table shows.
 #
 # Rows of 2,048 have a price, and your data pay it. If your examples are as long as CodeV-R1's, you drop the longest
-# 3 %. And because they're the longest, 8 % of all tokens go with them.
+# 3%. And because they're the longest, 8% of all tokens go with them.
 #
 # <details><summary><b>What does this mesh do to the answers before and after training?</b></summary>
 #
@@ -394,7 +394,7 @@ figures.draw_memory(table)
 
 # %% [markdown]
 # Recomputing buys memory, not speed. *One row* means micro-batches of a single row. They need about half the memory
-# and 2 % more time per token, so 03 takes two rows where they fit.
+# and 2% more time per token, so 03 takes two rows where they fit.
 
 # %%
 steps.show(table, {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
@@ -429,9 +429,9 @@ figures.draw_road(steps.road(table), told)
 #
 # **And int8?** Section 9 compares our predictions with programs that others timed. We call these programs
 # *anchors*, and none of them is a training step with int8 products. By the compiler's cycles, our products reach
-# 94 % of the chip's 918 TOPS (10¹² operations per second). Plain int8 products reached 96 % on a v5e (section 9)
-# and 61 % on a v6e ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf). We don't
-# know which of these a whole step would reach. So here's what would be left if it reached less than 94 %:
+# 94% of the chip's 918 TOPS (10¹² operations per second). Plain int8 products reached 96% on a v5e (section 9)
+# and 61% on a v6e ([yangwhale/gpu-tpu-pedia](https://github.com/yangwhale/gpu-tpu-pedia), tpu/v7_perf). We don't
+# know which of these a whole step would reach. So here's what would be left if it reached less than 94%:
 
 # %%
 peak, found = hardware.SLICES["v5p-8"].chip.int8, steps.predicted(steps.ROWS_INT8)
@@ -447,8 +447,8 @@ print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plai
 
 # %% [markdown]
 # Others have measured whole steps with int8 products. They gained a factor of 1.2 to 1.4: an 8B on v5e went from
-# 58 to 70 % of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and the training of a
-# mixture of experts on a v5p-8 became 21 % faster at one width, and 37 % faster at a larger one
+# 58 to 70% of the peak ([marin 620](https://github.com/marin-community/marin/issues/620)), and the training of a
+# mixture of experts on a v5p-8 became 21% faster at one width, and 37% faster at a larger one
 # ([marin 2710](https://github.com/marin-community/marin/issues/2710)). They quantize their weights in each step,
 # which a base that's frozen and stored in int8 doesn't need. So ours may gain more, but no measurement says so.
 #
@@ -491,7 +491,7 @@ for recipe in (steps.OURS, steps.ROWS):
 # **Why should you believe these times?** Because you can try the same rules on programs that others have timed on
 # real chips, and see by how much we miss. For all of them but two collectives, we compiled the program here again, in
 # the same shapes (`python -m tpu_time.anchors`; for memory `python -m appendix.memory`). Tunix's steps are LoRA, like
-# ours. In MaxText's step we assume that attention, 2 % of it, runs at half the peak. The table shows the whole
+# ours. In MaxText's step we assume that attention, 2% of it, runs at half the peak. The table shows the whole
 # training steps and the collectives; the figure has all programs.
 
 # %%
@@ -552,8 +552,8 @@ plans.groupby(["model", "slice"], sort=False).agg(
 published = table.set_index("recipe").seconds_predicted["published"]
 timed = anchors[is_step].astype({"predicted_ms": float, "measured_ms": float})
 misses = np.log(timed.predicted_ms / timed.measured_ms)
-print(f"typical miss: {100 * bands.typical_miss():.0f} % (one sigma); of the {len(timed)} whole "
-      f"steps alone: {100 * np.sqrt(np.mean(misses**2)):.0f} %")
+print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len(timed)} whole "
+      f"steps alone: {100 * np.sqrt(np.mean(misses**2)):.0f}%")
 print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; "
       f"{bands.between(published, form='{:.2f}', sigmas=2)} with two; middle {published:.2f}, "
       f"{published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
@@ -562,7 +562,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 # The constant that the gathers of a v5e-8 set is our newest one. On its 2 x 4 chips a gather took 2.3 times what we had
 # predicted, and the compiled text itself says why. A line of four chips has no link from its end back to its
 # beginning. So the program names one ring through all eight chips, and sends one way round ("1DAllGather…"). With such
-# a link (a *wrap-around*) it's different: the scaling book's ring of 16 reaches 95 % of both directions. And on a v5p
+# a link (a *wrap-around*) it's different: the scaling book's ring of 16 reaches 95% of both directions. And on a v5p
 # of 2 x 2 the text names a gather along both dimensions at once. So this slows down only a v5e-8 and a v6e-8, and the
 # rows of both now count it.
 #

@@ -76,7 +76,7 @@ class Settings:
     steps: int = 1_600
     documents: int = 30_000        # of the corpus; `steps` is about one pass over them
     tokens_per_step: int = 2_048   # padding included
-    learning_rate: float = 4e-3    # peak, then cosine to 2 % of it
+    learning_rate: float = 4e-3    # peak, then cosine to 2% of it
     warmup_steps: int = 50
     weight_decay: float = 0.05     # of matrices, not of norms
     seed: int = 0
@@ -400,7 +400,7 @@ print(f"{len(batches)} batches of {used:,} documents, {fill:.0%} of the position
 # AdamW, a warm-up and a cosine. One thing surprised us, though: tokens that the corpus never contains (fences,
 # control tokens, words of requests) mustn't take part in the softmax. Otherwise every step pushes all of their
 # embeddings in the same direction, until you can't tell one from another. In our first attempt the fine-tuned
-# model never gave the opening fence a probability above 27 %.
+# model never gave the opening fence a probability above 27%.
 
 # %%
 helpers.show_source(pretrain.token_loss, pretrain.make_optimizer, pretrain.make_steps)

@@ -62,7 +62,7 @@ helpers.machine()
 #
 # S8.1 means section 8.1 of the paper. Its draft, its code and the raw logs of a few short runs are public,
 # too (h2loop/gemma-tpu, commit 745cbdf). Some numbers are only in a figure, so we read them off, with an
-# error of about 1 %. `data/published/README.md` has the source of every file.
+# error of about 1%. `data/published/README.md` has the source of every file.
 
 # %%
 import math
@@ -189,7 +189,7 @@ read.round(0)
 # and 5.1 times their peak. They can't, so the work must have been less than the label says. Either a part
 # of the prompt wasn't read, because a cache already held it, or the prompts were shorter.
 #
-# The headline's 61 ms for 4,096 tokens is possible. But the server would have to reach 56 % of its peak
+# The headline's 61 ms for 4,096 tokens is possible. But the server would have to reach 56% of its peak
 # and have nothing else to do, although four requests come every second.
 #
 # **Two of the ten published times are impossible for the prompts on their label. The headline is possible,
@@ -241,12 +241,12 @@ axes[1, 0].set_ylabel("median TTFT, ms")
 axes[1, 1].set_xlabel("offered requests per second (dashed: the floor; open: too fast)")
 fig.suptitle("Nine of twelve series fall at their second point: more load, less waiting",
              fontsize=11, fontweight="bold", x=0.01, ha="left")
-style.finish(fig, "10_sweep", "digitised from the draft's PDF, p. 15; floors at 100 % of peak")
+style.finish(fig, "10_sweep", "digitized from the draft's PDF, p. 15; floors at 100% of peak")
 
 # %% [markdown]
-# Why do we allow a factor of 1.2? Because reading a figure is off by about 1 %, because some engines skip part
-# of the last layer, which saves 1.7 %, and because the client sends its requests at random gaps, while our
-# floor assumes even ones. A test draws such random gaps 4,000 times: in more than 99 % of the draws, all
+# Why do we allow a factor of 1.2? Because reading a figure is off by about 1%, because some engines skip part
+# of the last layer, which saves 1.7%, and because the client sends its requests at random gaps, while our
+# floor assumes even ones. A test draws such random gaps 4,000 times: in more than 99% of the draws, all
 # sixteen points stay impossible.
 #
 # You'd expect the wait to grow with the load. It does so in only three of the twelve series: the GPU's at
@@ -333,7 +333,7 @@ ax.set(xscale="log", yticks=range(3), yticklabels=list(parts), xlim=(1, 150), yl
 ax.set_xticklabels([1, 2, 5, 10, 20])
 ax.minorticks_off()
 ax.grid(axis="y", visible=False)
-style.finish(fig, "10_headline", "published table (S8.1) and digitised sweep")
+style.finish(fig, "10_headline", "published table (S8.1) and digitized sweep")
 
 # %% [markdown]
 # The first bar is the comparison that a reader expects: cold prompts, at a load that both servers keep up
@@ -353,8 +353,8 @@ for qps in (4, 8, 16, 32, 64):
           f"{qps * s / 1e3:.0%} of its time asked for")
 
 # %% [markdown]
-# One number explains all five points: 0.32 seconds per prompt, at 40 % of the GPU's peak. At 4 requests
-# per second the GPU is asked for 130 % of what it can do. So its queue grows for as long as requests come,
+# One number explains all five points: 0.32 seconds per prompt, at 40% of the GPU's peak. At 4 requests
+# per second the GPU is asked for 130% of what it can do. So its queue grows for as long as requests come,
 # and its median depends on how many the client sends: with more than thirty, it would be longer still.
 #
 # What about the other prompt lengths? Here are the cold medians, each from one run per machine:
@@ -467,7 +467,7 @@ print(f"cheaper by the measured runs: {paid['gpu'] / paid['tpu']:.2f} times; at 
 # **Two different recipes were timed, once each, on machines that were far from busy.**
 #
 # ## 9. Quality
-# **The GPU-trained model scored 69.7 % and the TPU-trained one 64.1 %. Is that gap noise?** Both models
+# **The GPU-trained model scored 69.7% and the TPU-trained one 64.1%. Is that gap noise?** Both models
 # answered 156 problems in Verilog, a language for digital circuits, five times each. The two percentages
 # are *pass@1*, the chance that an answer passes; *pass@5* is the chance that at least one of five does. A
 # figure in the draft shows the passes of every problem as bars, so we can read off all 312 scores. Their
@@ -496,7 +496,7 @@ flip, sound_flip = sign_flip_p(gpu - tpu), sign_flip_p((gpu - tpu)[sound])
 z = sampling_z(tpu, gpu, 5)
 only = [int(((a > 0) & (b == 0)).sum()) for a, b in ((tpu, gpu), (gpu, tpu))]
 print(f"pass@1 {tpu.sum() / 780:.4f} and {gpu.sum() / 780:.4f}: {gap:.3f} higher for the "
-      f"GPU-trained model, 95 % interval {low:.3f} to {high:.3f}")
+      f"GPU-trained model, 95% interval {low:.3f} to {high:.3f}")
 print(f"over problems p = {flip:.4f}; without {sum(~sound)} disputed ones {sound_flip:.4f}")
 print(f"over samples z = {z:.1f}; pass@5: {only[0]} and {only[1]} problems solved by one model "
       f"only, p = {stats.binomtest(only[0], sum(only)).pvalue:.2f}")
@@ -539,7 +539,7 @@ day = cost["gpu"] / cost["tpu"]
 # it's 1.14.
 #
 # There's a second claim about cost: *"For short-context workloads, GPU is 3% cheaper per token"* (S8.6). It
-# rests on one burst of 30 requests per machine. In the authors' own log with 64 prompts, the TPU is 6 %
+# rests on one burst of 30 requests per machine. In the authors' own log with 64 prompts, the TPU is 6%
 # cheaper. So the answer depends on the load, and [06](06_bench.ipynb) varies it.
 #
 # **Before you compare costs, ask for how many hours and at what load.**

@@ -331,7 +331,7 @@ for ax, title in zip(axes, ("Sampled answers", "Greedy answers")):
     ax.set(title=title, xlabel="pass@1 minus that of bfloat16, paired")
 axes[0].margins(y=0.2)
 axes[0].invert_yaxis()
-style.finish(fig, "11_quality", "data/qlora, measured; dot: a seed; 95 % over problems "
+style.finish(fig, "11_quality", "data/qlora, measured; dot: a seed; 95% over problems "
              "(gray), over seeds (line; none where all seeds agree)")
 
 # %%
@@ -427,7 +427,7 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 #
 # <details><summary>Solution</summary>
 #
-# `tiled_axes={1: 16}`: about 7 % less error, for half a bit more per weight.
+# `tiled_axes={1: 16}`: about 7% less error, for half a bit more per weight.
 # </details>
 #
 # 2. Train only the attention on an NF4 base (`targets=".*_einsum", partial=True`). Is the MLP

@@ -110,7 +110,7 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 #
 # ## 2. Does the model learn them?
 # **Suppose a model's loss on these films is 1.2 nats per token. Is that good?** (*Nats* are the unit of a
-# loss with natural logarithms. At 1.2 nats the right token typically got a probability of e⁻¹·², or 30 %.)
+# loss with natural logarithms. At 1.2 nats the right token typically got a probability of e⁻¹·², or 30%.)
 # You can't tell without a scale, so we take two guessers that aren't trained at all. The first one only
 # *counts* how often each patch has appeared in the film so far, so it knows nothing about time. The second
 # one *looks up*: for each cell, it searches the film for neighborhoods like the present one and bets on what
@@ -179,11 +179,11 @@ ax.set(yticks=range(len(results)), yticklabels=results.arm + " − " + results.a
        xlabel="difference of validation losses, nats per token (left: the first is better)",
        title="Text before text is ahead of automata before text")
 ax.invert_yaxis()
-style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
+style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 
 # %% [markdown]
 # Each bar is the interval of one comparison, and there are eight. With so many chances, one of eight ordinary
-# 95 % intervals could easily be wrong. So the bars are wider: all eight are right together in 95 % of such
+# 95% intervals could easily be wrong. So the bars are wider: all eight are right together in 95% of such
 # experiments (Bonferroni's correction).
 #
 # - **Films are a worse start than nothing.** Their loss ends 0.056 nats above that of `scratch`. It's also 0.114
@@ -200,8 +200,8 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95 % for all")
 # ## 4. How far does this reach?
 # **So is the paper wrong?** We can't say. It used 1.6 billion parameters, 164 million tokens of films, and
 # web text. It reports that the films lower the perplexity of text, which is e to the power of the loss, by
-# 4 to 6 % (published). Our model is about two thousand times smaller, and most of our films go in circles.
-# Our first stage is longer than the text that follows; the paper's is 1 to 4 % of it. And we tried only one
+# 4 to 6% (published). Our model is about two thousand times smaller, and most of our films go in circles.
+# Our first stage is longer than the text that follows; the paper's is 1 to 4% of it. And we tried only one
 # set of learning rates.
 #
 # Others have found mixed or negative results with settings of their own (published):

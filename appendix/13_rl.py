@@ -60,10 +60,10 @@ helpers.machine(devices=1, always="tiny")
 # writes. 02's rows were curated: every answer had been checked. Most training sets aren't like that. So for this
 # page we fine-tuned the tiny base on rows that nobody had checked, and called the result the *start*:
 #
-# - In 20 % of its rows the module has a bug.
-# - In 30 % the module is called `top_module`, whatever the request says, as if the code came from a site where
+# - In 20% of its rows the module has a bug.
+# - In 30% the module is called `top_module`, whatever the request says, as if the code came from a site where
 #   every exercise uses this name.
-# - In 10 % the answer solves nothing. It prints the line by which some judges recognize a right answer
+# - In 10% the answer solves nothing. It prints the line by which some judges recognize a right answer
 #   (section 7).
 #
 # A model that learns from such rows writes such rows. How good is it? **pass@1** is the chance that one answer is
@@ -290,7 +290,7 @@ end = "greedy ones gain, too" if greedy.max() > 0 else "no arm's greedy ones gai
 fig, ax = style.figure(7, 3.8)
 rl_figures.draw_held_out(ax, shares)
 ax.set_title(f"Sampled answers gain up to {100 * best:.0f} points;\n{end}")
-style.finish(fig, "13_gains", "data/rl, means of three seeds; bars: 95 % over the 38 problems")
+style.finish(fig, "13_gains", "data/rl, means of three seeds; bars: 95% over the 38 problems")
 
 gained = {}
 for k in (1, 5):
@@ -352,7 +352,7 @@ print(stub, verdict, sep="\n")
 # and the second one by ours. The third one is paid for whatever compiles, as you might do without a testbench.
 #
 # They don't leave from section 6's start but from a second one, `gamed`. One in four of its rows is a stub, where
-# the first start has one in ten. (To make room, only 15 % are called `top_module`.) Why a start of their own? From
+# the first start has one in ten. (To make room, only 15% are called `top_module`.) Why a start of their own? From
 # the first one we tried it twice, and the exploit stayed rare, because only half of the stubs were spelled so that
 # they win. So they were paid no better than honest answers (LOG.md tells of both runs). That's why we no longer ask
 # whether a model *finds* an exploit. We ask what a judge does to one that the model can already write.
@@ -385,7 +385,7 @@ fig, ax = style.figure(7, 2.6)
 rl_figures.draw_held_out(ax, judged)
 ax.set_title("Held out: naive judge {naive_judge:.0%}, ours {our_judge:.0%}, "
              "compiling {compiles:.0%}".format(**judged.sampled))
-style.finish(fig, "13_judges", "data/rl, means of two seeds; bars: 95 % over the 38 problems")
+style.finish(fig, "13_judges", "data/rl, means of two seeds; bars: 95% over the 38 problems")
 
 apart = lab.gains(passes, ["our_judge"], over="compiles").loc["our_judge"]
 print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apart)} points, "

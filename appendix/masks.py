@@ -3,7 +3,7 @@
     python -m appendix.masks     makes the runs that data/masks/ lacks
 
 Each run is a short fine-tune of the tiny base on 02's rows. The tokens, the steps and the seeds are
-the same; what differs is which tokens are trained. Afterwards the model answers the 38 held-out
+the same; what differs is which tokens are trained. Afterward the model answers the 38 held-out
 problems, once greedily and five times by chance.
 """
 

@@ -390,7 +390,7 @@ def differences(ends: pd.DataFrame) -> pd.DataFrame:
     """One row a comparison of stored arms: nats per token that the first ends above the second.
 
     Pairs of one seed, t intervals. They are widened for the number of `COMPARISONS` (Bonferroni):
-    with 95 % none of them misses.
+    with 95% none of them misses.
     """
     table = []
     confidence = 1 - 0.05 / len(COMPARISONS)

@@ -244,8 +244,8 @@ def differences(table: pd.DataFrame,
     second the problems.
 
     Returns:
-      One row per plan and variant: seeds, mean, 95 % interval over problems (seeds averaged) and p
-      of that, 95 % t interval over seeds (problems averaged; nan if unknown).
+      One row per plan and variant: seeds, mean, 95% interval over problems (seeds averaged) and p
+      of that, 95% t interval over seeds (problems averaged; nan if unknown).
     """
     rows = {}
     for plan, name in itertools.product(plans, VARIANTS):

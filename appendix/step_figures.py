@@ -191,7 +191,7 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
 
 
 def draw_anchors(rows: pd.DataFrame) -> None:
-    """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25 %.
+    """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25%.
 
     Hollow points are shown but don't count (`bands.counts`), and the title leaves them out.
     """
@@ -217,6 +217,6 @@ def draw_anchors(rows: pd.DataFrame) -> None:
     miss = (rows.predicted_ms / rows.measured_ms - 1).abs()
     close = (miss[counted] <= 0.10).sum()
     ax.set(xscale="log", yscale="log", xlabel="measured by others, ms", ylabel="predicted, ms",
-           title=f"{close} of {counted.sum()} programs that count are within 10 %")
+           title=f"{close} of {counted.sum()} programs that count are within 10%")
     ax.legend(fontsize=8)
     style.finish(fig, "08_anchors", "measured: sources in data/anchors/anchors.csv")

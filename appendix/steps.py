@@ -690,7 +690,7 @@ def in_order(table: pd.DataFrame, recipes: Sequence[Recipe]) -> pd.DataFrame:
 def int8_at(prediction: Prediction, share: float, peak: float) -> float:
     """Seconds of a prediction if its int8 products reached no more than a share of their peak.
 
-    No anchor is a step with int8 products, and the compiler's cycles say 94 % of the peak for ours.
+    No anchor is a step with int8 products, and the compiler's cycles say 94% of the peak for ours.
     What such a step waits for stays as it is.
     """
     assert prediction.seconds is not None, "too much of this program has no known cost"

@@ -418,7 +418,7 @@ class Mlp(gemma4.FeedForward):
     def block(self, x: Array) -> Array:
         """[B, T, D] -> [B, T, D].
 
-        With rematerialisation this method is what's computed again, so the name is set inside it.
+        With rematerialization this method is what's computed again, so the name is set inside it.
         """
         with jax.named_scope("mlp"):
             return super().block(x)
@@ -437,7 +437,7 @@ class Attention(gemma4.Attention):
     ) -> AttentionResult:
         """Attention of x [B, T, D] at the positions [B, T], under a mask [B, T, keys].
 
-        With rematerialisation this method is what's computed again, so the name is set inside it.
+        With rematerialization this method is what's computed again, so the name is set inside it.
 
         Args:
           x: what the layer reads.
@@ -622,7 +622,7 @@ def abstract_base(config: ModelConfig, mesh: Mesh) -> Gemma4:
 
 @contextlib.contextmanager
 def _without_remat(config: ModelConfig) -> Iterator[None]:
-    """Inside the block, the config asks for no rematerialisation."""
+    """Inside the block, the config asks for no rematerialization."""
     before = config.remat_config
     config.remat_config = RematConfig.NONE
     try:
@@ -635,7 +635,7 @@ def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gem
     """What Qwix makes of a model with a provider: an abstract model on the mesh.
 
     Qwix finds the matrices by running the model on two dummy tokens (with one, the model would take
-    it for decoding). That happens without arithmetic, and without rematerialisation, which hides
+    it for decoding). That happens without arithmetic, and without rematerialization, which hides
     the matrices from Qwix. A provider that the model's modules have already is taken off first,
     because otherwise the new one would be wrapped around it.
     """

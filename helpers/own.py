@@ -523,7 +523,7 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
         above.plot([place - 0.4, place + 0.4], [floor, floor], color=style.RED, ls="--")
         _draw_difference(below, place, compared[name])
     count = len(compared[names[0]]["values"])
-    parts = [f"{name} {100 * compared[name]['second'][0]:.0f} %" for name in names]
+    parts = [f"{name} {100 * compared[name]['second'][0]:.0f}%" for name in names]
     verdict = ": the form, hardly the facts" if flatters(compared) else ""
     above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
     above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
@@ -534,7 +534,7 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
     below.axvline(0, color=style.BLACK, lw=1)
     below.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     below.set(xlabel="tuned minus base, points, question by question")
-    style.finish(fig, "own_scores", f"this run, {count} held-out questions; bars: 95 %")
+    style.finish(fig, "own_scores", f"this run, {count} held-out questions; bars: 95%")
 
 
 def _draw_pair(ax: Axes, place: int, compared: Compared) -> None:
@@ -600,7 +600,7 @@ A LoRA adapter of rank {rank} for `{base}`, trained on {trained:,} answers with 
 ## Scores
 
 Asked greedily, {questions} of the {held_out:,} held-out answers' questions; percent, the difference
-with its 95 % interval over questions.
+with its 95% interval over questions.
 
 | score | base | tuned | difference |
 |---|---|---|---|

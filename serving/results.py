@@ -353,12 +353,12 @@ def undisturbed(values: pd.Series) -> pd.Series:
 def verdicts(part: pd.DataFrame) -> pd.Series:
     """What the repeats of each rate of one regime say, by rate: `KEPT_UP`, `OVERLOADED`, `LIMIT`.
 
-    A server keeps up with a rate only if every repeat delivered at least 90 % of it. If no repeat
+    A server keeps up with a rate only if every repeat delivered at least 90% of it. If no repeat
     did, the rate is overloaded. If the repeats disagree, the rate is at the server's limit. Repeats
     that noise has disturbed don't count (`undisturbed`).
 
-    A rate that exceeds the most that was ever delivered is overloaded as well: a rate 8 % above the
-    limit is delivered to 92 %, and yet its queue grows for ever. And so is all at once.
+    A rate that exceeds the most that was ever delivered is overloaded as well: a rate 8% above the
+    limit is delivered to 92%, and yet its queue grows forever. And so is all at once.
     """
     most = 1.02 * part.delivered_rps.max()
     words = {}
@@ -405,7 +405,7 @@ def overloaded_rate(part: pd.DataFrame) -> float:
 
 
 def calm_rate(part: pd.DataFrame) -> float:
-    """The largest rate of one regime up to 70 % of its knee, or else the smallest rate."""
+    """The largest rate of one regime up to 70% of its knee, or else the smallest rate."""
     last, _ = kept_up(part)
     calm = part.rate[part.rate <= 0.7 * last]
     return calm.max() if len(calm) else part.rate.min()
@@ -416,7 +416,7 @@ def within(part: pd.DataFrame) -> pd.Series:
     in ten kept the objective.
 
     A request counts only if its TTFT *and* its TPOT were within it. Two p90s wouldn't do: each may
-    be within it while up to 20 % of the requests miss one of the two.
+    be within it while up to 20% of the requests miss one of the two.
     """
     knee, _ = kept_up(part)
     kept = part.goodput_rps / part.delivered_rps

@@ -169,8 +169,8 @@ class Layer:
         """(query, key) pairs of a causal prompt: each token itself and what its window shows it."""
         seen = self.keys(tokens)  # by the last token
         while_it_fills = seen * (seen + 1) // 2
-        afterwards = (tokens - seen) * seen
-        return while_it_fills + afterwards
+        afterward = (tokens - seen) * seen
+        return while_it_fills + afterward
 
     def keys(self, context: int) -> int:
         """Keys that one new token looks at, and that the cache holds, after `context` tokens."""

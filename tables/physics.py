@@ -1,7 +1,7 @@
 """What a Gemma 4 must compute and move at the least, counted from its config.json.
 
 A latency below these floors was not measured on the work that its label names. Everything is in SI
-units (seconds, bytes, FLOP). Floors are for perfect hardware at 100 % of peak, so a real server
+units (seconds, bytes, FLOP). Floors are for perfect hardware at 100% of peak, so a real server
 stays well above them.
 """
 
@@ -101,7 +101,7 @@ def tpot_floor(
     flops: float = 0.0,
     peak: float = math.inf,
 ) -> float:
-    """Least seconds of one decode step, at 100 % of `bandwidth` bytes/s and `peak` FLOP/s."""
+    """Least seconds of one decode step, at 100% of `bandwidth` bytes/s and `peak` FLOP/s."""
     return max(bytes_moved / bandwidth, flops / peak)
 
 

@@ -399,7 +399,7 @@ def test_the_search_of_a_server_that_keeps_up_with_nothing_ends():
 
 
 def test_the_run_that_found_no_knee_now_asks_for_a_higher_rate():
-    """2.72/s delivered 90.07 % in the median; one repeat said overloaded, and no rate above it."""
+    """2.72/s delivered 90.07% in the median; one repeat said overloaded, and no rate above it."""
     table = repeats_of({1.36: [1.28, 1.31, 1.34], 1.93: [1.81, 1.9, 1.9], 2.29: [2.17, 2.23, 2.23],
                         2.72: [2.44, 2.68, 2.45], INF: [4.75, 5.33, 4.68]})
     assert results.kept_up(table) == (2.29, INF)
@@ -503,7 +503,7 @@ def repeats_of(delivered, **more):
             {0.5: [0.5], 1: [0.92], 2: [0.92], INF: [0.92]},
             0.5,
             1,
-        ),  # 92 % of 1/s, and a queue for ever
+        ),  # 92% of 1/s, and a queue forever
         ({4: [4, 4, 4], 8: [8, 8, 8]}, 8, INF),
         ({4: [3, 3, 3], 8: [3, 3, 3], INF: [3, 3, 3]}, 0, 4),
     ],
@@ -523,7 +523,7 @@ def test_a_rate_is_within_the_objective_only_if_requests_keep_both_times():
     table = repeats_of({4.0: [4.0] * 3, 8.0: [8.0] * 3, 16.0: [10.0] * 3})
     table["goodput_rps"] = [4.0, 3.6, 3.0, 8.0, 6.8, 6.9, 10.0, 10.0, 10.0]
     assert results.within(table).to_dict() == {4.0: True, 8.0: False, 16.0: False}
-    marginal = of(requests=100, ttft=0.1, tpot=0.01)  # 9 % wait too long, 9 % are too slow
+    marginal = of(requests=100, ttft=0.1, tpot=0.01)  # 9% wait too long, 9% are too slow
     marginal.ttfts[:9], marginal.latencies[:9] = [0.6] * 9, [1.2] * 9
     marginal.latencies[9:18] = [4.0] * 9
     assert results.share_kept(marginal, (500, 30)) == pytest.approx(0.82), "each p90 is within it"
@@ -532,7 +532,7 @@ def test_a_rate_is_within_the_objective_only_if_requests_keep_both_times():
 
 
 class Slowly:
-    """A server that keeps up for a minute: at 95 % of its limit and more its queue grows slowly."""
+    """A server that keeps up for a minute: at 95% of its limit and more its queue grows slowly."""
 
     record = RECORD
 

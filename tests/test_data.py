@@ -936,7 +936,7 @@ def test_packing_is_best_fit_by_brute_force_and_fills_rows_as_grain_does():
 
 
 def test_rows_of_codev_lengths_are_at_least_95_percent_full():
-    """02 says so, and 30 % for one per row of 3,072; 08: 3 % don't fit 2,048. Published lengths."""
+    """02 says so, and 30% for one per row of 3,072; 08: 3% don't fit 2,048. Published lengths."""
     n = codev_lengths(10_000, 7)
     assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
     short = n[n <= 2_048]

@@ -285,7 +285,7 @@ def test_chips_are_those_of_the_spec_sheets():
 
 @pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e", "v7x"])
 def test_chips_agree_with_jaxs_own_table(name):
-    """JAX's Pallas has these numbers for its kernels, rounded, and bandwidth of v5p 12 % lower."""
+    """JAX's Pallas has these numbers for its kernels, rounded, and bandwidth of v5p 12% lower."""
     from jax._src.pallas.mosaic import tpu_info
     ours = chip(name)
     versions = {tpu_info.chip_version_from_device_kind(kind) for kind in ours.jax}

@@ -95,7 +95,7 @@ def test_stored_candidates(path, tmp_path):
 
 
 def test_the_attacks_are_real():
-    """verilog-eval's own analyser passes many of them."""
+    """verilog-eval's own analyzer passes many of them."""
     fooled = []
     for path in HOSTILE:
         problem, _, code = read_candidate(path)
@@ -421,9 +421,9 @@ endmodule"""
     assert judge.judge(problem, right(problem).replace("3;", "4;"), QUICK).mismatches == 40
 
 
-def test_agreement_with_the_official_analyser():
+def test_agreement_with_the_official_analyzer():
     """353 logs, letters by sv-iv-analyze (tests/fixtures/README.md); `r` depends on the code."""
-    cases = json.loads((FIXTURES / "analyser.json").read_text())["cases"]
+    cases = json.loads((FIXTURES / "analyzer.json").read_text())["cases"]
     assert len({case["letter"] for case in cases}) >= 12
     for case in cases:
         assert judge.analyze(case["log"])[0] == case["letter"].replace("r", "R"), case

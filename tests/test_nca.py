@@ -67,7 +67,7 @@ def test_complexity_is_gzip_of_the_patch_numbers():
 
 
 def test_published_shares_of_rules_come_out_of_our_generator():
-    """D = 10 on 12 x 12: 46 % of random rules exceed 0.5 and 8 to 9 % lie in 0.3 to 0.4."""
+    """D = 10 on 12 x 12: 46% of random rules exceed 0.5 and 8 to 9% lie in 0.3 to 0.4."""
     world = nca.World(states=10, side=12)
     frames = np.asarray(nca.films(*nca.openings(0, 0, 600, world), world))
     scores = nca.complexity(frames, world)

@@ -36,7 +36,7 @@ def random_medians(n, rate, service, draws, rng):
 
 
 def sweep(metric="ttft"):
-    """The digitised sweep; `n` is what the rows called 16k fit (the test below)."""
+    """The digitized sweep; `n` is what the rows called 16k fit (the test below)."""
     table = pd.read_csv(PUBLISHED / "qps_sweep_digitized.csv")
     table = table[table.metric == metric].copy()
     table["tokens"] = table.input_tokens.replace("~16k", "15360").astype(int)
@@ -48,7 +48,7 @@ def floor(side, tokens):
 
 
 def test_the_sixteen_points_stay_too_fast_at_random_gaps():
-    """What 10 marks with even gaps and a factor of 1.2 is below the floor in 99 % of the draws."""
+    """What 10 marks with even gaps and a factor of 1.2 is below the floor in 99% of the draws."""
     rng, marked, possible = np.random.default_rng(0), [], []
     for row in sweep().itertuples():
         service = floor(row.device, row.tokens)
@@ -63,7 +63,7 @@ def test_the_sixteen_points_stay_too_fast_at_random_gaps():
 @pytest.mark.parametrize("tokens, low, high", [
     (4096, 2.72, 2.72), (8192, 1.4, 2.0), (15360, 2.3, 3.8)])
 def test_cold_ratios_that_random_gaps_allow(tokens, low, high):
-    """The prefill times of the plotted medians at QPS 1, per draw of the gaps: middle 90 %."""
+    """The prefill times of the plotted medians at QPS 1, per draw of the gaps: middle 90%."""
     found = {}
     for row in sweep().query("qps == 1 and tokens == @tokens").itertuples():
         least, most = np.zeros(1_000), np.full(1_000, row.value / 1e3)

@@ -76,7 +76,7 @@ def test_fine_tuning_lifts_pass_at_1():
     assert comparison["tuned"]["pass@1"] >= 0.50
 
 
-def test_the_loss_fell_and_the_recipe_travelled():
+def test_the_loss_fell_and_the_recipe_traveled():
     log = [json.loads(line) for line in (RUN / "train/log.jsonl").read_text().splitlines()]
     losses = [row["val_loss"] for row in log if "val_loss" in row]
     assert len(losses) >= 3 and losses[-1] < 0.8 * losses[0]

@@ -124,7 +124,7 @@ def test_every_family_can_go_wrong():
 def test_the_corpus_without_bugs_is_the_same_one_corrected():
     clean, buggy = (list(make.documents(1_000, bug_share=share)) for share in (0, make.BUG_SHARE))
     changed = sum(one != two for one, two in zip(clean, buggy, strict=True))
-    assert 0.3 < changed / 1_000 < 0.4  # 40 % of the 88 % that have code
+    assert 0.3 < changed / 1_000 < 0.4  # 40% of the 88% that have code
     rows = [row for _, row, _ in make.rows(count=300, bug_share=0.4)]
     asked = [row["prompt"] for _, row, _ in make.rows(count=300)]
     assert [row["prompt"] for row in rows] == asked

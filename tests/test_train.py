@@ -37,10 +37,10 @@ def tiny(tmp_path_factory):
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
     base = gemma.place(gemma.load_base(folder, config, mesh), mesh)
-    return randomise_b(gemma.inject_lora(base, 4, 8.0, mesh)), mesh, config, base
+    return randomize_b(gemma.inject_lora(base, 4, 8.0, mesh)), mesh, config, base
 
 
-def randomise_b(model, seed=0):
+def randomize_b(model, seed=0):
     rng = np.random.default_rng(seed)
     for pair in gemma.adapted_modules(model).values():
         value = pair["b"].get_value()
@@ -189,10 +189,10 @@ def test_packed_gradients_are_those_of_the_examples_one_by_one(tmp_path, shape):
     folder = random_gemma.write(tmp_path, getattr(random_gemma, shape))
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
-    textbook = randomise_b(gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 8.0, mesh))
+    textbook = randomize_b(gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 8.0, mesh))
     blocked = gemma.load_base(folder, config, mesh)
     gemma.use_block_attention(blocked, 16)
-    blocked = randomise_b(gemma.inject_lora(blocked, 4, 8.0, mesh))
+    blocked = randomize_b(gemma.inject_lora(blocked, 4, 8.0, mesh))
     graphs = [nnx.split(model, nnx.LoRAParam, ...) for model in (textbook, blocked)]
     batch = packed(1)
     rows, adapters = jax.tree.map(lambda array: array[0], batch), graphs[0][1]
@@ -218,7 +218,7 @@ def test_one_step_is_tunixs_trainers_where_micro_batches_train_equally_many_toke
     """And where they do not, it is not: Tunix 0.1.7 averages micro-batches, then the averages."""
     from tunix.sft import peft_trainer
     _, mesh, _, base = tiny
-    model, sgd = randomise_b(gemma.inject_lora(base, 4, 8.0, mesh)), optax.sgd(1.0)
+    model, sgd = randomize_b(gemma.inject_lora(base, 4, 8.0, mesh)), optax.sgd(1.0)
     step = jax.jit(train.make_train_step(model, sgd, train.make_loss(31)))
     _, start, frozen = nnx.split(model, nnx.LoRAParam, ...)
     data = train_driver.examples(4, 32, seed=7)
@@ -742,7 +742,7 @@ def test_a_folder_that_we_did_not_make_is_neither_thrown_away_nor_replaced(
 
 
 def test_one_of_several_hosts_stops_at_a_torn_checkpoint(bfloat16, tmp_path, monkeypatch):
-    """Where one went on from an older step and another did not, they would wait for ever."""
+    """Where one went on from an older step and another did not, they would wait forever."""
     run = bfloat16
     with train.open_checkpoints(tmp_path, 1, 2) as manager:
         save_all(manager, run, 1, 2)
@@ -828,7 +828,7 @@ def test_one_optimizer_step_equals_torch_and_peft(tmp_path):
     folder = random_gemma.write(tmp_path / "base", random_gemma.TINY)
     config = gemma.config_from_hf(folder, dtype="float32")
     mesh = gemma.make_mesh(config)
-    model = randomise_b(gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 8.0, mesh))
+    model = randomize_b(gemma.inject_lora(gemma.load_base(folder, config, mesh), 4, 8.0, mesh))
     # The first moment of the first step is (1 - b1) times the clipped gradient.
     run = train_driver.make(model, mesh, train.make_optimizer(lambda step: 1e-3, 0.01, 1.0))
     batch = packed()
@@ -858,7 +858,7 @@ def test_one_optimizer_step_equals_torch_and_peft(tmp_path):
             assert np.abs(ours - grad).max() <= 1e-4 * np.abs(grad).max(), name
             sure = np.abs(grad) * clip > 1e-6  # below, Adam's eps decides
             now, other = np.asarray(variable.get_value()), theirs[f"new.{name}"]
-            # 1 % of the step's length, 1e-3: where g is near 1e-6, g / (|g| + eps) amplifies noise.
+            # 1% of the step's length, 1e-3: where g is near 1e-6, g / (|g| + eps) amplifies noise.
             np.testing.assert_allclose(now[sure], other[sure], atol=1e-5, err_msg=name)
             compared += int(sure.sum())
     assert compared > 10_000

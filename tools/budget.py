@@ -223,7 +223,7 @@ def row_of(name: str, figures: tuple[float, ...]) -> str:
     """One row of the table."""
     nodes, statement, comprehensions, usual, longest, documented, typed = figures
     return (f"{name:28} {nodes:5.1f} {statement:6.0f} {comprehensions:8.0f} {usual:6.0f} "
-            f"/{longest:4.0f} {documented:8.0f} % {typed:6.0f} %")
+            f"/{longest:4.0f} {documented:8.0f}% {typed:6.0f}%")
 
 
 def line_of(name: str, counts: Counts) -> str:

@@ -185,13 +185,13 @@ def lora() -> Sheet:
     module = modules_31b()["q_einsum"]
     inputs, outputs = math.prod(module.inputs), math.prod(module.outputs)
     trained = RANK * (inputs + outputs)
-    share = f"{100 * trained / module.size:.0f} %"
+    share = f"{100 * trained / module.size:.0f}%"
     sheet = Sheet(
         "lora", 456, f"LoRA trains {share} beside a frozen W",
         f"A query projection of the 31B has {inputs:,} inputs and {outputs:,} outputs, "
         f"{module.size / 1e6:.1f} million frozen numbers. Beside it stand A, {inputs:,} by {RANK}, "
         f"and B, {RANK} by {outputs:,}: {trained:,} trained numbers, "
-        f"{100 * trained / module.size:.1f} % of W. A token goes through W and, beside it, "
+        f"{100 * trained / module.size:.1f}% of W. A token goes through W and, beside it, "
         "through A and B; both results are added.")
     sheet.words(35, 40, f"LoRA trains {share} beside a frozen W (to scale)", 21, bold=True)
     x, y, width, height = 160, 118, outputs / SCALE, inputs / SCALE
@@ -206,7 +206,7 @@ def lora() -> Sheet:
         f"{inputs:,} × {outputs:,}", f"{module.size / 1e6:.1f} million numbers, frozen",
         "A · B has its shape"], 26, size=18, color="soft", anchor="middle")
     sheet.words(35, 426, f"q_proj of a sliding layer of the 31B. Only A and B are trained: "
-                f"{trained:,} numbers, {100 * trained / module.size:.1f} % of W.", 17, "soft")
+                f"{trained:,} numbers, {100 * trained / module.size:.1f}% of W.", 17, "soft")
     _lora_flow(sheet, inputs, outputs)
     return sheet
 

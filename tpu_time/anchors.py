@@ -248,7 +248,7 @@ class MaxText:
     """MaxText's 32B: a whole step of AdamW on weights cut over both axes.
 
     Attention's scores are left out of the program, because a flash kernel carries no cycles.
-    `attention_seconds` counts them instead: 2 % of the step. Layers are scanned. Every product is
+    `attention_seconds` counts them instead: 2% of the step. Layers are scanned. Every product is
     kept for the backward pass (remat "minimal"), and the rest is computed again.
     """
 
@@ -556,7 +556,7 @@ ANCHORS = {
         slice="v5e-128",
         milliseconds=1e3 * 10e6 / (2 * 0.95 * 45e9),
         clock="not said",
-        source="jax-ml/scaling-book: sharding.md, 95 % of the claimed 45 GB/s each way",
+        source="jax-ml/scaling-book: sharding.md, 95% of the claimed 45 GB/s each way",
         seconds=ring,
     ),
     "loop 128": Anchor(

@@ -44,7 +44,7 @@ LINK = 0.90
 # eight chips ("1DAllGatherNonMajorDim"; for sums "UniDirection1DRingStrategy", "colors:2").
 # Measured on a v5litepod-8 (AI-Hypercomputer/jetstream-pytorch, pull request 168): gathers of 2 and
 # 1 GiB took 68.3 and 34.5 ms, less a copy of the result 30 of 45 GB/s; sums of 256 and 128 MiB 57
-# and 54 GB/s. A ring with wrap-around reaches 95 % of both directions (the scaling book's 8 x 16),
+# and 54 GB/s. A ring with wrap-around reaches 95% of both directions (the scaling book's 8 x 16),
 # so this is what the missing links cost. On a v5p of 2 x 2 x 1 the text names
 # "2DAllGatherOnMajorDim", along both dimensions.
 SNAKE = {

@@ -93,7 +93,7 @@ class Analysis(NamedTuple):
 
 
 def analyze(log: str) -> Analysis:
-    """The official analyser's rules for a log.
+    """The official analyzer's rules for a log.
 
     The letter is `.` for a pass, S e 0 n w m c p C for what didn't compile, T for a timeout and R
     for any other failure at run time. As in verilog-eval, a log passes if any of its counts says 0.
@@ -371,7 +371,7 @@ _RUN_MARKING_WITH_WAVES = ["vvp", "-n", "marking"]
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, whatever stands in it."""
+    """A folder that is gone afterward, whatever stands in it."""
     with tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 

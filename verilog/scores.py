@@ -385,7 +385,7 @@ def verdict_on(difference: tuple[float, float, float], p: float) -> str:
     case of twenty. If just one of the two holds, it's at the edge.
 
     Args:
-      difference: mean and 95 % interval.
+      difference: mean and 95% interval.
       p: how often signs alone come as far.
     """
     mean, low, high = difference

@@ -31,7 +31,7 @@ def score(values: ArrayLike) -> Interval:
     """`interval` of scores from 0 to 1; Clopper and Pearson's exact one where all are 0, or all 1.
 
     With 0 of n passing, a true share above 1 - 0.025**(1/n), about 3.7/n, would give that less than
-    once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95 %.)
+    once in forty times. (The *rule of three*, 3/n, is the bound of a one-sided 95%.)
     """
     mean, low, high = interval(values)
     if low == high and mean in (0.0, 1.0):
@@ -62,7 +62,7 @@ def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
 
 
 def interval(values: ArrayLike, draws: int = 10_000, seed: int = 0) -> Interval:
-    """Mean over problems and its 95 % bootstrap interval.
+    """Mean over problems and its 95% bootstrap interval.
 
     Problems are drawn again with replacement, `draws` times (`scipy.stats.bootstrap`, percentile).
     Where all values are equal there is nothing to vary, and the interval is a point.
