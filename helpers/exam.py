@@ -1,13 +1,19 @@
-"""The figures of 07: every answer of both models, their scores, and problem by problem who wins."""
+"""What 07 needs beside `verilog`: is the right model asked, how is a prompt written; its figures.
+
+The figures show every answer of both models, their scores, and problem by problem who wins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from helpers import style
+from helpers import chat, records, run, style
+from helpers.chat import Message
+from helpers.run import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +22,69 @@ if TYPE_CHECKING:
 Interval = tuple[float, float, float]  # mean, low, high
 COLORS = {"base": style.GRAY, "tuned": style.BLUE}
 FAILS = "#FBE3C0"  # a pale orange
+
+
+# ── Before anything is asked ──
+
+
+def check_model(merged: Path, merge: records.Merge, meta: records.DataMeta) -> None:
+    """Is `merged` what 04 wrote, and will it be asked the way it was trained?
+
+    Raises:
+      UserError: it isn't, or 02's settings have changed since.
+    """
+    changed_files = run.changed(merged, merge.files)
+    if changed_files:
+        raise UserError(f"{merged} is not what 04 wrote ({changed_files}): run 04_merge and 05.")
+    changed_settings = merge.recipe.asked_otherwise(meta)
+    if changed_settings:
+        raise UserError(f"02 changed {changed_settings} after 03: run 03, 04 and 05 again.")
+
+
+def warn_of_other_exam(compared: str, asked: str) -> None:
+    """Say so if 02 kept another exam out of the training rows than the one that's asked.
+
+    Args:
+      compared, asked: folders or files of problems; "": none.
+    """
+    if compared != asked:
+        print(f"02 compared its prompts with {compared or 'no exam'}, not with {asked}. Set 02's "
+              "evaluation to this exam, or you won't know whether it leaked.")
+
+
+class Renderers(NamedTuple):
+    """How prompts become token ids, as `asking.all_prompts` takes it."""
+
+    chat: Callable[[list[Message], bool], list[int]]  # (messages, whether the model may think)
+    text: Callable[[str], list[int]]                  # plain text, with the token that begins it
+
+
+def renderers(tokenizer: Any, thinking: bool) -> Renderers:
+    """Chats as the training rows were rendered, and plain text.
+
+    Args:
+      tokenizer: from `chat.load_tokenizer`.
+      thinking: whether the training rows had thoughts; then every chat may have one.
+    """
+    def chat_ids(messages: list[Message], may_think: bool) -> list[int]:
+        return chat.prompt_ids(tokenizer, messages, may_think or thinking)
+
+    def text_ids(text: str) -> list[int]:
+        [ids] = chat.encode_texts(tokenizer, [text])
+        return [tokenizer.bos_token_id, *ids]
+
+    return Renderers(chat_ids, text_ids)
+
+
+def numbered(code: str) -> str:
+    """A text with a number before each line."""
+    lines = []
+    for number, line in enumerate(code.splitlines(), 1):
+        lines.append(f"{number:2}  {line}")
+    return "\n".join(lines)
+
+
+# ── Figures ──
 
 
 class Strip(NamedTuple):
@@ -60,6 +129,41 @@ def _draw_strip(ax: Axes, strip: Strip, order: Sequence[str]) -> None:
     ax.pcolormesh(grid[order], vmin=0, vmax=1, cmap=two_colors, edgecolors="white", linewidth=0.6)
     count = f"{answers.passed.sum()} of {len(answers)} answers pass"
     ax.set(title=f"{strip.model.capitalize()} ({strip.asked}): {count}", xticks=[], yticks=[])
+
+
+def draw_board(
+        pairs: Mapping[Any, Mapping[str, Any]], primary: Any, ceiling: float, name: str,
+        source: str) -> None:
+    """All scores in one picture, and the primary comparison problem by problem.
+
+    Args:
+      pairs: {(plan of the base, plan of the tuned): from `verilog.compare`}. If both plans are the
+        same greedy one, its dots are hollow.
+      primary: one of their keys.
+      ceiling: the share that can be won.
+      name, source: as in `style.finish`.
+    """
+    best = pairs[primary]
+    sampled = []
+    greedy = []
+    for (base_plan, tuned_plan), compared in pairs.items():
+        is_greedy = "greedy" in base_plan
+        base = Scored("base", base_plan, compared["first"], is_greedy)
+        if is_greedy:
+            greedy += [base, Scored("tuned", tuned_plan, compared["second"], is_greedy)]
+        else:
+            sampled.append(base)
+    sampled.sort(key=lambda scored: scored.interval[0])
+    sampled.append(Scored("tuned", primary[1], best["second"]))
+
+    scores = sampled + greedy
+    height = 3.4 + 0.4 * len(scores)
+    fig, (above, below) = style.figure(7, height, rows=2, height_ratios=(1.4, 1))
+    draw_scores(above, scores, ceiling)
+    base_share, tuned_share = best["first"][0], best["second"][0]
+    above.set_title(f"pass@1: base asked well {base_share:.0%}, tuned {tuned_share:.0%}")
+    draw_differences(below, best, primary[0])
+    style.finish(fig, name, f"{source}. Bars and dotted lines: 95%")
 
 
 def draw_scores(ax: Axes, scores: Sequence[Scored], ceiling: float) -> None:

@@ -93,6 +93,11 @@ class Options:
         """Whether it runs in a container."""
         return self.engine in IMAGES
 
+    def answering(self) -> list:
+        """What an answer depends on beside model and question; 07's saved answers name it."""
+        return [self.engine, self.kv_cache_dtype, self.quantization, self.implementation,
+                self.environment, self.max_model_len, self.flags]
+
     def measured(self) -> dict:
         """What a measurement of this server belongs to: all that shapes its speed, as JSON has it.
 

@@ -22,7 +22,7 @@ from helpers import data, style, train
 from serving import limits
 from tables import architecture, hardware
 from tpu_time import fit, links
-from verilog import asking, scores
+from verilog import asking, plans, scores
 
 
 def tiny(source, /, **changes):
@@ -341,13 +341,13 @@ def test_benchmark_of_questions_in_02(tmp_path, monkeypatch):
     assert verilogs == {"mine.jsonl": False, "": False, "data/tiny_eval": True}
 
 
-def test_benchmark_of_questions_in_07(tmp_path, monkeypatch, capsys):
-    """The lines that 07 prints for it run as they stand there, with answers of ours."""
+def test_benchmark_of_questions_of_your_own(tmp_path, monkeypatch, capsys):
+    """The lines that the guide prints for it run as they stand there, with answers of ours."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").write_text(BENCHMARK)
-    page = (ROOT / "07_eval.py").read_text()
-    printed = page.split("The whole of it")[1].split("# ```python")[1].split("# ```")[0]
-    lines = re.sub(r"^# ?", "", printed, flags=re.M)
+    guide = (ROOT / "docs/OWN_DATA.md").read_text()
+    printed = guide.split("## Score questions of your own")[1]
+    lines = printed.split("```python")[1].split("```")[0]
     answered = {"base": ["eight", "4"], "tuned": ["8", "4"]}
 
     def answers_of(label, path, plans, tasks, prompts, folder):
@@ -356,11 +356,11 @@ def test_benchmark_of_questions_in_07(tmp_path, monkeypatch, capsys):
         return {place: {"text": text} for place, text in zip(jobs, answered[label], strict=True)}
     space = {
         "verilog": verilog, "scores": scores, "asking": asking, "replace": replace,
-        "GREEDY": load("07_eval.py", "FIVE", "GREEDY")[1], "meta": a_data_meta(),
+        "ways": plans, "meta": a_data_meta(),
         "models": {"base": "a", "tuned": "b"}, "answers_of": answers_of,
-        "chat_ids": lambda messages, thinking: [len(messages)], "text_ids": None}
+        "render": (lambda messages, thinking: [len(messages)], None)}
     exec(lines, space)
-    assert {name: list(marks) for name, marks in space["marks"].items()} == {
+    assert {name: list(marks) for name, marks in space["grades"].items()} == {
         "base": [0.0, 1.0], "tuned": [1.0, 1.0]}
     assert "'difference'" in capsys.readouterr().out
 

@@ -30,6 +30,7 @@ from serving import commands, limits, server, v5e
 from tables import hardware, kaggle, stored
 from tables.errors import UserError
 from tpu_time import bands
+from verilog import plans
 
 POISON = ("WARNING: could not determine TPU worker hostnames or IP addresses, please set env var "
           "`TPU_WORKER_HOSTNAMES` manually")
@@ -239,10 +240,8 @@ def test_a_try_that_hangs_costs_no_more_than_machines_md_says():
 
 def test_what_machines_md_says_follows_from_what_is_planned():
     text = " ".join((ROOT / "docs/MACHINES.md").read_text().split())
-    short = load("07_eval.py", "FIVE", "GREEDY", "EXAMPLES", "COMMENT", "COMMENT_GREEDY",
-                 "OFFICIAL_GREEDY", "SHORT")[-1]
-    one = sum(plan.n for plan in short if not plan.only)
-    base = sum(plan.n for plan in short)
+    one = sum(plan.n for plan in plans.SHORT if not plan.only)
+    base = sum(plan.n for plan in plans.SHORT)
     assert f"{156 * (one + base):,} answers" in text
     assert f"{len(v5e.TRIES)} tries" in text.replace("five", "5")
     chip = hardware.chip("v5e")

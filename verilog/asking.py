@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,29 @@ def sample(
     write_samples(path, jobs, samples)
     _check_errors(samples)
     return samples
+
+
+def saved_or_asked(
+        jobs: Jobs,
+        path: Path,
+        connect: Callable[[], AbstractContextManager[Client]],
+        max_tokens: int,
+        in_flight: int,
+        report: Report = lambda done, of: None) -> Samples:
+    """All answers, from `path` if it holds them. If it lacks one, a server starts and is asked.
+
+    Args:
+      connect: starts a server; a `with` block around its result has the server's client.
+      max_tokens, in_flight, report: as in `sample`.
+
+    Raises:
+      UserError: as in `sample`.
+    """
+    saved = read_samples(path, jobs)
+    if len(saved) == len(jobs):
+        return saved
+    with connect() as client:
+        return sample(jobs, path, client, max_tokens, in_flight, report)
 
 
 def _row(place: Place, job: Job, reply: Reply) -> Row:

@@ -25,6 +25,11 @@ class Problem:
     interface: str = ""
 
 
+def as_answer(problem: Problem) -> str:
+    """A Verilog problem's reference, as if a model had written it."""
+    return problem.reference.replace("RefModule", "TopModule")
+
+
 def load_problems(folder: str | Path) -> list[Problem]:
     """The problems in a verilog-eval dataset folder, by name.
 

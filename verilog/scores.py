@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from tables.errors import UserError
 from verilog import extraction, judging
 from verilog.asking import Place, Plan, Row, Samples, Tasks
 from verilog.judging import Verdict
-from verilog.problems import Benchmark, Pair, Problem, load_problems
-from verilog.stats import Comparison, pass_at_k, score
+from verilog.problems import Benchmark, Pair, Problem, as_answer, load_problems
+from verilog.stats import Comparison, compare, holm, pass_at_k, score
 
 Floats: TypeAlias = NDArray[np.float64]
 Run = Sequence[tuple[int, int]]  # (passing answers, answers) of every problem
@@ -80,6 +81,60 @@ class Answer(NamedTuple):
 
 
 # ---- Verilog's verdicts ----
+
+class Ceiling(NamedTuple):
+    """What a perfect model could get."""
+
+    winnable: list[bool]      # of each problem: does its reference pass?
+    lost: dict[str, Verdict]  # of the references that don't, by problem
+    text: str                 # a line for the reader
+
+
+def ceiling(task: str, problems: Sequence[Problem]) -> Ceiling:
+    """Judge the references of a task: which problems can be won at all?
+
+    Raises:
+      UserError: none can.
+    """
+    pairs: list[Pair] = [(problem, as_answer(problem)) for problem in problems]
+    verdicts = judging.judge_many(pairs)
+    winnable = []
+    lost = {}
+    without_mismatch = 0
+    for problem, verdict in zip(problems, verdicts, strict=True):
+        winnable.append(verdict.passed)
+        without_mismatch += verdict.mismatches == 0
+        if not verdict.passed:
+            lost[problem.name] = verdict
+
+    if len(lost) == len(problems):
+        name, first = next(iter(lost.items()))
+        raise UserError(
+            f"no reference of {task} passes its own testbench, so no answer could ({name}: "
+            f"{first.category}, {first.detail}). Fix the problems, or choose others.")
+    text = (f"{task}: {len(problems)} problems, {without_mismatch} references show 0 mismatches, "
+            f"{sum(winnable)} can be won")
+    return Ceiling(winnable, lost, text)
+
+
+class Leaks(NamedTuple):
+    """References that stand in training texts."""
+
+    trained: int       # different modules in the training texts
+    names: list[str]   # of the problems whose reference is one of them
+
+
+def leaks(problems: Iterable[Problem], texts: Iterable[str]) -> Leaks:
+    """Compare references with trained modules, without comments, spaces and module names."""
+    trained: set[str] = set()
+    for text in texts:
+        trained |= extraction.bare_modules(text)
+    names = []
+    for problem in problems:
+        if extraction.bare_modules(problem.reference) & trained:
+            names.append(problem.name)
+    return Leaks(len(trained), names)
+
 
 def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.DataFrame:
     """One row per Verilog answer: its place, how the code was found, and its verdict.
@@ -184,9 +239,45 @@ def oddities(frame: pd.DataFrame) -> dict[str, int]:
     depends_on_rule = frame.passed != frame.ours
     return {
         "cut at max_tokens": int(is_cut.sum()),
-        "failed by the testbench's own TIMEOUT alone": int(frame.late.sum()),
-        "refused, though verilog-eval would run them": int(is_refused.sum()),
-        "judged otherwise by our rule of extraction": int(depends_on_rule.sum())}
+        "failed only by the testbench's TIMEOUT": int(frame.late.sum()),
+        "refused that verilog-eval would run": int(is_refused.sum()),
+        "with another verdict by our extraction rule": int(depends_on_rule.sum())}
+
+
+def categories(judged: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """How many answers of each model and plan got which category, the most passes first.
+
+    Args:
+      judged: {model: from `judge_answers`}.
+    """
+    every = pd.concat(judged)
+    model = pd.Grouper(level=0)
+    counted = every.groupby([model, "plan"]).category.value_counts()
+    table = counted.unstack(fill_value=0)
+    if "pass" in table:
+        table = table.sort_values("pass", ascending=False)
+    return table
+
+
+def shortest_failure(
+        frame: pd.DataFrame, samples: Samples, plan: str, problems: Iterable[Problem]
+        ) -> tuple[Problem, str] | None:
+    """The shortest module that runs and differs, with its problem; None if there's none.
+
+    Args:
+      frame: from `judge_answers`.
+      samples: the answers that it judged.
+    """
+    by_name = {problem.name: problem for problem in problems}
+    of_plan = frame[frame.plan == plan]
+    shortest = None
+    for row in of_plan[of_plan.category == "mismatch"].to_dict("records"):
+        problem = by_name[row["problem"]]
+        text = samples[plan, row["problem"], row["index"]]["text"]
+        code = extraction.extract_code(text, problem.interface).code or ""
+        if shortest is None or len(code) < len(shortest[1]):
+            shortest = problem, code
+    return shortest
 
 
 # ---- Waveforms ----
@@ -232,6 +323,17 @@ def wrong_outputs(row: "pd.Series[str]") -> list[str]:
         if name != signal and twin in row.index and row[signal] != row[twin]:
             names.append(name)
     return names
+
+
+def what_differs(row: "pd.Series[str]") -> list[str]:
+    """A sentence for each of `wrong_outputs`."""
+    sentences = []
+    for name in wrong_outputs(row):
+        wanted = row[f"{name}_ref"]
+        given = row[f"{name}_dut"]
+        sentences.append(
+            f"In the last column, {name} should be {wanted}, and the answer gives {given}.")
+    return sentences
 
 
 class Signal(NamedTuple):
@@ -292,6 +394,23 @@ def counts(frame: pd.DataFrame, plan: str, names: Sequence[str]) -> list[tuple[i
     assert is_there.all(axis=None), "an answer is missing from the denominator"
     rows = ordered.astype(int).itertuples(index=False, name=None)
     return list(rows)
+
+
+def all_counts(
+        judged: Mapping[str, pd.DataFrame], plans: Iterable[Plan], names: Sequence[str]
+        ) -> dict[tuple[str, str], Run]:
+    """`counts` of every model and plan that was asked of it, by (model, plan)."""
+    runs: dict[tuple[str, str], Run] = {}
+    for plan in plans:
+        for model, frame in judged.items():
+            if plan.only in ("", model):
+                runs[model, plan.name] = counts(frame, plan.name, names)
+    return runs
+
+
+def of_model(runs: Runs, model: str) -> dict[str, Run]:
+    """{plan: counts} of one model."""
+    return {plan: run for (asked, plan), run in runs.items() if asked == model}
 
 
 def per_problem(run: Run, k: int) -> Floats:
@@ -400,23 +519,85 @@ def verdict_on(difference: tuple[float, float, float], p: float) -> str:
     return "could be luck"
 
 
-def pairs_table(pairs: Mapping[tuple[str, str], Comparison]) -> pd.DataFrame:
-    """A row for each comparison, in percent and points.
+class Wordings(NamedTuple):
+    """How two models are asked that are compared: by which plan the base, by which the tuned."""
 
-    Args:
-      pairs: {(how the base is asked, how the tuned model is): base and tuned on the same problems}.
+    base: str
+    tuned: str
+
+
+def pairs_of(runs: Runs, wordings: Iterable[Wordings]) -> dict[Wordings, Comparison]:
+    """Base and tuned model on the same problems, by the share of a problem's answers that pass."""
+    pairs = {}
+    for asked in wordings:
+        base = per_problem(runs["base", asked.base], 1)
+        tuned = per_problem(runs["tuned", asked.tuned], 1)
+        pairs[asked] = compare(base, tuned)
+    return pairs
+
+
+def pairs_table(pairs: Mapping[Wordings, Comparison], primary: Wordings) -> pd.DataFrame:
+    """A row for each comparison, the primary one first, in percent and points.
+
+    The primary comparison is judged by its own p. Whoever looks at several others finds one that
+    looks good by chance, so those are judged by `stats.holm` over all comparisons of the table.
     """
+    corrected = dict(zip(pairs, holm([compared["p"] for compared in pairs.values()]), strict=True))
+    order = [primary, *(asked for asked in pairs if asked != primary)]
     rows = []
-    for (base_plan, tuned_plan), compared in pairs.items():
-        difference, low, high = (100 * part for part in compared["difference"])
+    for asked in order:
+        compared = pairs[asked]
+        p = compared["p"] if asked == primary else corrected[asked]
         base, *_ = compared["first"]
         tuned, *_ = compared["second"]
         rows.append({
-            "base asked by": base_plan,
-            "tuned asked by": tuned_plan,
+            "": "primary" if asked == primary else "secondary",
+            "base asked by": asked.base,
+            "tuned asked by": asked.tuned,
             "base": f"{100 * base:.0f}",
             "tuned": f"{100 * tuned:.0f}",
-            "difference": f"{difference:+.0f} ({low:+.0f} to {high:+.0f})",
+            "difference": in_points(compared["difference"]),
             "p": f"{compared['p']:.2g}",
-            "so": verdict_on(compared["difference"], compared["p"])})
+            "p by Holm": "" if asked == primary else f"{corrected[asked]:.2g}",
+            "verdict": verdict_on(compared["difference"], p)})
     return pd.DataFrame(rows)
+
+
+def in_points(difference: tuple[float, float, float]) -> str:
+    """A mean of shares with its interval, as "+11.6 (+0.5 to +22.6)"."""
+    mean, low, high = (100 * part for part in difference)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def findings(
+        pairs: Mapping[Wordings, Comparison], primary: Wordings, runs: Runs) -> list[str]:
+    """What the comparisons say: the primary one, and wordings by which no tuned answer passes."""
+    compared = pairs[primary]
+    difference = compared["difference"]
+    verdict = verdict_on(difference, compared["p"])
+    lines = [f"Primary: {in_points(difference)} points, p = {compared['p']:.2g}: {verdict}."]
+    if verdict == "at the edge of luck":
+        lines.append("Interval and p disagree, so this run doesn't decide it.")
+
+    for (model, plan), run in runs.items():
+        passed = sum(passing for passing, _ in run)
+        if model == "tuned" and passed == 0:
+            answers = sum(number for _, number in run)
+            lines.append(f"Asked by {plan}, the tuned model passes 0 of {answers}.")
+    return lines
+
+
+def comparison(
+        pairs: Mapping[Wordings, Comparison], primary: Wordings, names: Sequence[str]
+        ) -> dict[str, Any]:
+    """What 07 keeps of the comparisons of a tuned model with its base, in every sampled wording.
+
+    Args:
+      names: of the plans that the base was sampled by.
+    """
+    against = {}
+    for name in names:
+        compared = pairs[Wordings(name, primary.tuned)]
+        mean, *bounds = compared["difference"]
+        against[name] = {"difference": mean, "interval": bounds, "p": compared["p"]}
+    return {"rival": primary.base, "against": against}

@@ -1,6 +1,7 @@
 """Statistics of scores on the same problems: how sure is a mean, and is a difference chance?"""
 
 import math
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -59,6 +60,26 @@ def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
         "difference": interval(differences),
         "p": sign_flip_p(differences),
         "values": differences}
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p-values that are corrected for how many there are, by Holm's step-down method.
+
+    The smallest of m values is multiplied by m, the next by m - 1, and so on. None becomes smaller
+    than one before it, and none larger than 1. If you then call those below 0.05 a finding, you're
+    wrong about any of them in at most one of twenty such tables (Holm, 1979).
+
+    Args:
+      ps: p-values, in any order; the result has the same order.
+    """
+    order = sorted(range(len(ps)), key=ps.__getitem__)
+    corrected = [1.0] * len(ps)
+    largest = 0.0
+    for rank, place in enumerate(order):
+        value = ps[place] * (len(ps) - rank)
+        largest = max(largest, value)
+        corrected[place] = min(1.0, largest)
+    return corrected
 
 
 def interval(values: ArrayLike, draws: int = 10_000, seed: int = 0) -> Interval:
