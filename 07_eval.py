@@ -169,8 +169,8 @@ display(SVG("assets/figures/judge.svg"))
 #
 # <details><summary><b>What can an answer still do in its exam?</b></summary>
 #
-# It can fetch the reference from the disk, end the simulation early, or use up the machine. So it may read no file,
-# the exam must last as long as the testbench does, and both programs have limits on time, memory and output.
+# It can read the disk, end the simulation early, or use up the machine. So it may open no file, the exam must last as
+# long as the testbench does, and both programs have limits on time, memory and output.
 # </details>
 #
 # Try it yourself. This is the *right* counter, with one more line inside.
@@ -279,14 +279,14 @@ print(f"{leaks.trained:,} different trained modules; references among them: {len
 exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
-# None is a copy if it says 0, but a near copy doesn't show here. By 02's measure (section 5 there) the tiny exam's
-# prompts are close to training rows. The counter above differs from its closest row in little more than a width. So the
-# tiny exam asks for new combinations of familiar parts, not for new designs. And we can't know what a downloaded base
-# has read: probably HDLBits, the site that verilog-eval's problems come from.
+# If it says 0, no reference was copied, but a near copy doesn't show here. By 02's measure (section 5 there) the counter
+# above is close to a training row: little more than a width differs. So the tiny exam asks for new combinations of
+# familiar parts, not for new designs. And nobody knows what a downloaded base has read: probably HDLBits, the site that
+# verilog-eval's problems come from.
 #
-# Now we ask both models everything. Each answer is one line of `samples.jsonl`, written as soon as it arrives. Its
-# **key** is a hash of the model, the serving options, the plan and the prompt. If you kill this anywhere, the next
-# run asks only for what's missing.
+# Now we ask both models everything. Each answer becomes a line of `samples.jsonl` as soon as it arrives, with a hash of
+# the model, the serving options, the plan and the prompt. If you kill this anywhere, the next run asks only for what's
+# missing.
 
 # %%
 @contextmanager
@@ -323,9 +323,8 @@ replies = {label: answers_of(label, path, plans, tasks, prompts)
 # <details><summary><b>A model writes a wrong draft in one fence, then the right module in another. What
 # does each rule give it?</b></summary>
 #
-# Our rule takes the last fence, so the answer passes. verilog-eval's rule takes the first, so it's a mismatch. If
-# the right module comes first, it's the other way around. (verilog-eval asks for code between [BEGIN] and [DONE], so by
-# its rule a fence between them is a syntax error, and an answer without [DONE] has no code.)
+# Our rule takes the last fence, so the answer passes. verilog-eval's rule takes the first, so it's a mismatch. (It
+# asks for code between [BEGIN] and [DONE], so to it a fence between them is a syntax error.)
 # </details>
 
 # %%
@@ -360,8 +359,7 @@ exam.draw_answers(strips, "07_answers", where)
 display(scores.categories(judged))
 
 # %% [markdown]
-# If a column has only one kind of answer, the model is sure of itself there. If it's mixed, another try would help. And
-# a lot of *no code* means that the model doesn't follow this wording.
+# If a column is mixed, another try would help. And a lot of *no code* means that the model doesn't follow this wording.
 #
 # **Fix the rule before you see the answers.**
 #
@@ -440,9 +438,8 @@ pairs = scores.pairs_of(runs, [
 primary = scores.Wordings(base=rival, tuned=main)
 best = pairs[primary]
 signs = np.random.default_rng(0).choice([-1, 1], (6, len(names)))
-means = (signs * best["values"]).mean(axis=1)
-print(f"ours: {100 * np.mean(best['values']):+.1f} points; flipped:",
-      ", ".join(f"{100 * mean:+.1f}" for mean in means))
+flipped = 100 * (signs * best["values"]).mean(axis=1)
+print(f"ours: {100 * best['difference'][0]:+.1f} points; flipped: {flipped.round().astype(int)}")
 
 # %% [markdown]
 # <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
@@ -550,9 +547,8 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 #
 # ## Recap
 # - The answer never meets the reference, and what it prints decides nothing.
-# - The ceiling comes first, answers are saved before they're judged, and an answer without code is a failed answer.
-# - Scores carry intervals over problems. Models are compared problem by problem, and the rival is the base
-#   in its favorite wording.
+# - The ceiling comes first, and an answer without code is a failed answer.
+# - Models are compared problem by problem, and the rival is the base in its favorite wording.
 # - One comparison is primary, and it's named before the results. All others pay for being many.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
@@ -588,7 +584,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 #     hidden = RIGHT.replace("output reg", "output").replace("state <= state", "count <= count")
 #     hidden = hidden.replace("state <=", "count <=").replace(
 #         ");\n", f");\n  reg [15:0] count;\n  assign state = count == {seldom} ? 0 : count;\n", 1)
-#     print(seldom, *verilog.judge(COUNTER, hidden)[:2])
+#     print(seldom, verilog.judge(COUNTER, hidden).detail or "passes")
 # ```
 #
 # With 3 it's 20 samples, with 6 two. With 7 it passes, because the testbench never lets the counter get that far. So

@@ -50,13 +50,8 @@ def asked_of(model: str, plans: Sequence[Plan]) -> list[Plan]:
 
 
 def sampled_wordings(plans: Sequence[Plan]) -> list[str]:
-    """The names of the plans that differ from `FIVE` in their wording alone, `FIVE`'s included."""
-    names = []
-    for plan in plans:
-        of_five = replace(plan, name=FIVE.name, prompt=FIVE.prompt, only=FIVE.only)
-        if of_five == FIVE:
-            names.append(plan.name)
-    return names
+    """The names of the plans that ask what `FIVE` asks, as often: in any wording, thinking or not."""
+    return [plan.name for plan in plans if plan.n == FIVE.n and plan.task == FIVE.task]
 
 
 def greedy_of_both(plans: Sequence[Plan]) -> list[str]:
