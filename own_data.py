@@ -33,9 +33,10 @@
 #
 # <details><summary>And the 31B?</summary>
 #
-# This page keeps the base in bfloat16. That most likely doesn't fit a v5e-8 (by our estimate it takes 15.6 of 15.75 GiB
-# a chip), so take a larger slice, such as a v5p-8. [03](03_train.ipynb) trains the 31B on a v5e-8, with an int8 base.
-# `merged/` takes 62.5 GB.
+# This page keeps the base in bfloat16 (two bytes a number). That doesn't fit a v5e-8, which has 15.75 GiB a chip: by our
+# estimate this page's rows of 1,024 tokens need 17.4 (and for 03's rows of 2,048, with more computed twice to save
+# memory, the compiler plans 17.3). So take a v5p-8, four larger chips. [03](03_train.ipynb) trains the 31B on a v5e-8,
+# with a base rounded to int8, one byte a number. `merged/` takes 62.5 GB.
 #
 # </details>
 #
@@ -70,22 +71,32 @@ helpers.machine(devices=1)
 # Three lines are yours to change. `FILE` names your file. `SYSTEM` is a sentence that opens every chat, in training and
 # whenever you ask, so say in it what the model is for. `HELD_OUT` is the share of questions that we don't train on, so
 # that we can test the model on them later.
-#
-# The recipes below are starting points, one for each size. **Start with them, and change one number
-# at a time.**
 
 # %%
 FILE = ""        # "chats.jsonl", a dataset's name on the hub, or "upload" on Colab; "": the example
 SYSTEM = ""      # for example "You answer questions about our products."
 HELD_OUT = 0.1   # share of the questions
 
-RECIPES = {
-    "tiny": {"model": "assets/tiny_gemma4", "rank": 16, "alpha": 32.0, "learning_rate": 5e-3,
-             "warmup_steps": 10, "epochs": 2.5, "sequence_length": 384, "rows_per_step": 1,
-             "every": 30, "reasoning": "stripped", "dtype": "float32"},
-    "e2b": {"model": "google/gemma-4-E2B-it", "rank": 16, "alpha": 32.0, "learning_rate": 2e-4,
-            "warmup_steps": 20, "epochs": 3.0, "sequence_length": 1024, "rows_per_step": 8,
-            "every": 25, "reasoning": "stripped", "dtype": "bfloat16"}}
+# %% [markdown]
+# The recipes are starting points, one for each size. (Section 3 says what is trained.) **Start with them, and change
+# one number at a time.**
+
+# %%
+RECIPES = {"tiny": {
+    "model": "assets/tiny_gemma4",  # a folder, or a name on the hub
+    "rank": 16,                # columns of the thin matrices: more can learn more, and cost memory
+    "alpha": 32.0,             # their product counts alpha / rank times
+    "learning_rate": 5e-3,     # how far a step goes, at most
+    "warmup_steps": 10,        # up to that rate; from there it falls to zero until the end
+    "epochs": 2.5,             # how often all rows are read
+    "sequence_length": 384,    # tokens of a row; longer chats aren't trained
+    "rows_per_step": 1,        # a step learns from so many rows; several chats share a row
+    "every": 30,               # steps between two held-out losses, and two checkpoints
+    "reasoning": "stripped",   # or "kept": an answer's reasoning is trained as its thought
+    "dtype": "float32"}}       # of the base: four bytes a number; "bfloat16": two
+RECIPES["e2b"] = RECIPES["tiny"] | {
+    "model": "google/gemma-4-E2B-it", "learning_rate": 2e-4, "warmup_steps": 20, "epochs": 3.0,
+    "sequence_length": 1024, "rows_per_step": 8, "every": 25, "dtype": "bfloat16"}
 RECIPES["31b"] = RECIPES["e2b"] | {"model": "google/gemma-4-31B-it"}
 options = helpers.choose(RECIPES) | {"validation": HELD_OUT}
 
@@ -136,16 +147,19 @@ own.draw_losses(out / "log.txt")
 
 # %% [markdown]
 # The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
-# token gets half of the probability, on average.) The blue curve can go on falling, because the model can learn its
-# rows by heart. The green curve is the one that counts, because the model hasn't read those questions.
+# token typically gets half of the probability.) A blind guess among the tiny model's 1,280 tokens costs ln 1,280 = 7.2
+# nats, and that's about where it starts here: it has read Verilog, and no English sentence. A larger base starts lower.
 #
-# **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If it still
-# falls at the end, take more.**
+# The blue curve can go on falling, because the model can learn its rows by heart. The green curve is the one that
+# counts, because the model hasn't read those questions. (Both flatten toward the end, because the learning rate falls
+# to zero. So a flat end doesn't mean that there's nothing left to learn.)
+#
+# **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If its last
+# point is the lowest, try more.**
 #
 # ## 4. Before and after
-# **Did anything change?** We load the base once more and put the adapter beside it. Before and after are the same model
-# with two adapters, one of which changes nothing. So both share the weights and the compiled program, and two models
-# take hardly more memory than one.
+# **Did anything change?** We load the base once, with two adapters: yours is *tuned*, and one that does nothing is
+# *base*. So both share the weights and the compiled program, and two models take hardly more memory than one.
 
 # %%
 from helpers import gemma
@@ -173,7 +187,7 @@ for place, question in enumerate(exam[:3]):
 # **How many of the three tuned answers are right, down to each name and number?** Count them, and compare your count
 # with the scores of section 5.
 #
-# Now ask something yourself. Change the text and run the cell again. Ask about your data first,
+# Now ask something yourself: change the text and run the cell again. Ask about your data first,
 # then something that has nothing to do with it. If the base can still answer it and the tuned model can't, the tuned
 # model has forgotten it. (The tiny base has read nothing but Verilog, so it never knew.)
 
@@ -228,27 +242,10 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # line shows that score, so look at it before you're proud of yours. `exact`, on the other hand, is too strict for free
 # text, where a good answer can be worded in many ways.
 #
-# Below the bars is the difference, question by question, with its 95% interval. Look at that, and not at how far apart
-# two bars are, because both models were asked the same questions ([07](07_eval.ipynb), section 9, says why). If the
-# interval holds zero, collect more questions before you believe in a difference.
-#
-# **Write a score of your own**: does the price in it match, does the JSON parse, does the code run? For the example you
-# could ask how many ports are right:
-#
-# <details><summary>A score between the two, and how to check it</summary>
-#
-# ```python
-# def ports(answer, wanted):
-#     """The share of the wanted ports that an answer gives with their widths."""
-#     due = wanted.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
-#     given = answer.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
-#     return sum(port in given for port in due) / len(due)
-# ```
-#
-# Add it to the tuple between `overlap` and `exact`, and run the cell again. A right answer has to get 1
-# (`ports(exam[0].wanted, exam[0].wanted)`), and the tuned model's mean has to lie at or above `exact`'s.
-#
-# </details>
+# Judge by the lower panel: the mean difference per question, with its 95% interval. Two bars can't show that both
+# models got the same questions ([07](07_eval.ipynb), section 9). If the interval holds zero, collect more questions
+# before you believe in a difference. And if almost nothing is `exact`, the model isn't done, however high its overlap.
+# The exercises go on from there.
 #
 # **Before you believe a score, try it on answers that you know to be wrong.**
 #
@@ -276,12 +273,13 @@ print(*own.meaning(compared, form_alone), sep="\n")
 #
 # ## 7. Take it home
 # **How do you keep it?** The adapter is small: a few megabytes here, some hundred for E2B. Its card says what it is:
-# base, data, recipe and scores. `merged/` beside it holds the whole tuned model.
+# base, data, recipe, scores, and how to ask. Each score stands next to what a wrong answer gets. `merged/` holds the
+# whole tuned model.
 
 # %%
-card = own.card("my-gemma4-adapter", options, out, compared, SYSTEM)
+card = own.card("my-gemma4-adapter", options, out, compared, form_alone, SYSTEM)
 own.label(out / "adapter", options["model"], card)
-print(card)
+own.show_card(card)
 own.download(out / "adapter")
 
 # %% [markdown]
@@ -307,3 +305,38 @@ else:
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 # How it works inside: [02](02_data.ipynb) for tokens and masks, [03](03_train.ipynb) for training,
 # [04](04_merge.ipynb) for merging, [05](05_serve_vllm.ipynb) for serving.
+#
+# ### Exercises
+# 1. **`epochs` from 2.5 to 6.** Guess `exact` first, and `overlap`. Then change the recipe and run the page again.
+#
+# <details><summary>What to look at</summary>
+#
+# First the green curve: is its last point still the lowest? Then the line with the number of right answers. `overlap` has
+# little room left once the frame is learned, so compare how far each of the two scores moves. The new recipe gets a
+# folder of its own, so nothing of the first run is lost.
+# </details>
+#
+# 2. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, score
+#    how many ports of an answer are right, so that one wrong width doesn't cost everything. What has a right answer to
+#    get, and what an answer to another question?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# def ports(answer, wanted):
+#     """The share of the wanted ports that an answer gives with their widths."""
+#     due = wanted.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
+#     given = answer.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
+#     return sum(port in given for port in due) / len(due)
+#
+#
+# assert ports(exam[0].wanted, exam[0].wanted) == 1
+# for name, texts in said.items():
+#     found = [ports(text, question.wanted) for text, question in zip(texts, exam)]
+#     print(f"{name}: {sum(found) / len(found):.0%} of the ports")
+# print(f"an answer to another question: {own.other_answers(exam, ports):.0%}")
+# ```
+#
+# A right answer gets 1, and the tuned model can't get less here than by `exact`. Put `ports` between `overlap` and
+# `exact` in section 5, and it's drawn with its interval and with what a wrong answer gets.
+# </details>

@@ -35,6 +35,8 @@ Compared = Mapping[str, Any]  # from `verilog.compare`, the base first
 ENDS = (chat.TURN_END, chat.RESULT)
 STEP = re.compile(r"^step (\d+)/(\d+) (\{.*\})$")  # as recipe.py prints it
 SIDE = re.compile(r"^(\d+) answers; (\d+) more are too long$")  # trained, then held out
+REPOSITORY = "OWNER/gemma4-on-tpu"
+TINY = "assets/tiny_gemma4"
 SHOWN_STEPS = 10  # every tenth step is shown
 TOKEN_HELP = ("on Colab add HF_TOKEN under Secrets (the key in the left margin), elsewhere "
               "`export HF_TOKEN=hf_...`; it needs the right to write.")
@@ -467,7 +469,8 @@ class Asker:
         padded = prompts + prompts[:1] * missing  # the program is compiled for so many rows
         is_short = min(map(len, prompts)) < self._at_once  # then it needs a program of its own
         nnx.update(self.model, self.adapters[name])
-        text = f"{name}: {len(chats)} answers of at most {self.limit} tokens"
+        plural = "" if len(chats) == 1 else "s"
+        text = f"{name}: {len(chats)} answer{plural} of at most {self.limit} tokens"
         with run.phase(text):
             answers = gemma.greedy(
                 self.model,
@@ -523,7 +526,8 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
         above.plot([place - 0.4, place + 0.4], [floor, floor], color=style.RED, ls="--")
         _draw_difference(below, place, compared[name])
     count = len(compared[names[0]]["values"])
-    parts = [f"{name} {100 * compared[name]['second'][0]:.0f}%" for name in names]
+    strict_first = reversed(names)
+    parts = [f"{name} {100 * compared[name]['second'][0]:.0f}%" for name in strict_first]
     verdict = ": the form, hardly the facts" if flatters(compared) else ""
     above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
     above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
@@ -560,29 +564,33 @@ def flatters(compared: Mapping[str, Compared]) -> bool:
 
 
 def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> list[str]:
-    """What the scores say, a sentence each. The first score is a loose one, the last one strict.
+    """What the scores say, a line each, and first how many answers are right.
+
+    The first score is a loose one, the last one strict.
 
     Args:
       compared, form_alone: as in `draw_scores`.
     """
-    lines = []
-    for name, one in compared.items():
-        mean, low, high = (100 * part for part in one["difference"])
-        found = "the tuned model is better" if low > 0 else "no difference is shown"
-        if high < 0:
-            found = "the base is better"
-        lines.append(f"{name}: {mean:+.0f} points ({low:+.0f} to {high:+.0f}), so {found}")
-
     loose, *_, strict = compared
     count = len(compared[strict]["values"])
     right = round(compared[strict]["second"][0] * count)
-    lines.append(f"An answer to another question has {form_alone[loose]:.0%} of the words already.")
+    before = round(compared[strict]["first"][0] * count)
+    lines = [f"{strict}: {right} of {count} tuned answers are right, and {before} of the base's."]
+    for name, one in compared.items():
+        mean, low, high = (100 * part for part in one["difference"])
+        found = f"so its {name} is higher" if low > 0 else "so no difference is shown"
+        if high < 0:
+            found = f"so its {name} is lower"
+        lines.append(f"{name}, tuned minus base: {mean:+.0f} points ({low:+.0f} to {high:+.0f}), "
+                     f"{found}")
+
+    lines.append(f"A right answer to another question gets {form_alone[loose]:.0%} by {loose}.")
     if flatters(compared):
         score = compared[loose]["second"][0]
-        lines.append(f"So {loose} flatters: the tuned model scores {score:.0%} with {right} of "
-                     f"{count} answers right. It has the form, and hardly the facts.")
+        lines.append(f"So {loose} flatters: {score:.0%}, with {right} of {count} answers right. "
+                     "The model has the form, and hardly the facts.")
     else:
-        lines.append(f"The strict score agrees: {right} of {count} answers are right.")
+        lines.append(f"{strict} doesn't contradict it.")
     return lines
 
 
@@ -600,10 +608,11 @@ A LoRA adapter of rank {rank} for `{base}`, trained on {trained:,} answers with 
 ## Scores
 
 Asked greedily, {questions} of the {held_out:,} held-out answers' questions; percent, the difference
-with its 95% interval over questions.
+with its 95% interval over questions. The last column is what a right answer to *another* question
+gets: so much of a score is worth nothing.
 
-| score | base | tuned | difference |
-|---|---|---|---|
+| score | base | tuned | difference | a wrong answer |
+|---|---|---|---|---|
 {scores}
 
 ## Data
@@ -618,25 +627,36 @@ SHA-256 of the rows: `{sha256}`. {trained:,} answers were trained, and {held_out
 
 ## Use
 
+{place}
+
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-base = AutoModelForCausalLM.from_pretrained("{base}", dtype="bfloat16")
-model = PeftModel.from_pretrained(base, "{title}")
+base = "{base}"
+tokenizer = AutoTokenizer.from_pretrained(base)  # its chat template is the one of the training
+model = AutoModelForCausalLM.from_pretrained(base, dtype="{dtype}")
+model = PeftModel.from_pretrained(model, "{title}")  # this adapter: its folder, or name on the hub
+chat = {chat}
+ids = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True{thinking})
+answer = model.generate(**ids, max_new_tokens=200, do_sample=False)
+print(tokenizer.decode(answer[0, ids["input_ids"].shape[1]:]))
 ```
-{system}"""
+
+Ask it as it was trained: {system}.
+"""
 
 
 def card(title: str, options: Mapping[str, object], out: Path, compared: Mapping[str, Compared],
-         system: str = "") -> str:
-    """The model card of an adapter: base, data, recipe and scores.
+         form_alone: Mapping[str, float], system: str = "") -> str:
+    """The model card of an adapter: base, data, recipe, scores, and how to ask it.
 
     Args:
       title: the adapter's name, as on the hub.
       options: those of `train`.
       out: the folder that `train` has filled.
-      compared: {name of a score: from `verilog.compare`, base first}.
+      compared, form_alone: as in `draw_scores`.
       system: the sentence that opened every chat; "": none.
 
     Raises:
@@ -647,9 +667,14 @@ def card(title: str, options: Mapping[str, object], out: Path, compared: Mapping
     for name, value in options.items():
         if name not in ("model", "data", "out"):  # they're places on the machine that trained
             recipe.append(f"--{name} {value}")
-    system_note = ""
+    chat_asked = [{"role": "user", "content": "..."}]
+    asked = "without a system message"
     if system:
-        system_note = f"\nEvery chat opened with this system message:\n\n> {system}\n"
+        chat_asked.insert(0, {"role": "system", "content": system})
+        asked = "with the system message of these lines"
+    thinking = ""
+    if options.get("reasoning") == "kept":
+        thinking = ", enable_thinking=True"
 
     answers = counts(out / "log.txt")
     first_score = next(iter(compared.values()))
@@ -660,35 +685,62 @@ def card(title: str, options: Mapping[str, object], out: Path, compared: Mapping
         base=base,
         trained=answers.trained,
         held_out=answers.held_out,
-        repository="OWNER/gemma4-on-tpu",
+        repository=REPOSITORY,
         questions=len(first_score["values"]),
-        scores=_score_rows(compared),
+        scores=_score_rows(compared, form_alone),
         sha256=run.sha256_file(out / "rows.jsonl"),
         recipe="\n".join(recipe),
-        system=system_note,
+        place=_place_of(base),
+        dtype=options.get("dtype", "bfloat16"),
+        chat=json.dumps(chat_asked, ensure_ascii=False),
+        thinking=thinking,
+        system=asked,
     )
 
 
-def _score_rows(compared: Mapping[str, Compared]) -> str:
-    """A card's rows of scores, in percent."""
+def _place_of(base: str) -> str:
+    """Where whoever downloads an adapter finds its base."""
+    if _is_on_hub(base):
+        return f"The base is [{base}](https://huggingface.co/{base}) on the hub."
+    if base == TINY:
+        return (f"The base is a folder of [this repository](https://github.com/{REPOSITORY}). Clone "
+                "it, and start Python in it.")
+    return (f"The base, `{base}`, is a folder on the machine that trained. You need the same "
+            "weights; put their folder's path, or their name on the hub, in the first lines.")
+
+
+def show_card(text: str, heading: str = "## Data") -> None:
+    """Print a card up to a heading; the whole of it opens with a click."""
+    opening, _, _ = text.partition(heading)
+    print(opening)
+    style.folded_text("The whole card", text)
+
+
+def _is_on_hub(base: str) -> bool:
+    """Is a base's name one of the hub, not a folder here?"""
+    return "/" in base and not Path(base).exists()
+
+
+def _score_rows(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> str:
+    """A card's rows of scores, in percent, the strictest first."""
     rows = []
-    for name, one in compared.items():
+    for name, one in reversed(compared.items()):
         base, tuned = 100 * one["first"][0], 100 * one["second"][0]
         mean, low, high = (100 * part for part in one["difference"])
         difference = f"{mean:+.0f} ({low:+.0f} to {high:+.0f}), p = {one['p']:.2g}"
-        rows.append(f"| {name} | {base:.0f} | {tuned:.0f} | {difference} |")
+        floor = 100 * form_alone[name]
+        rows.append(f"| {name} | {base:.0f} | {tuned:.0f} | {difference} | {floor:.0f} |")
     return "\n".join(rows)
 
 
 def _card_metadata(base: str) -> str:
     """The YAML that opens a card. It names the base if that's on the hub, not a folder here."""
     from huggingface_hub import ModelCardData
-    on_hub = "/" in base and not Path(base).exists()
     metadata = ModelCardData(
         library_name="peft",
         pipeline_tag="text-generation",
         tags=["lora", "gemma4", "tpu"],
-        base_model=base if on_hub else None,
+        base_model=base if _is_on_hub(base) else None,
     )
     return str(metadata.to_yaml())
 

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from appendix.world import make
 from tables.errors import UserError
-from verilog import extraction, judging, problems as exams, scores
+from verilog import asking, extraction, judging, plans, problems as exams, scores
 from verilog.asking import (Plan, all_prompts, messages_for, plan_jobs, read_samples, sample,
                             text_to_continue)
 from verilog.client import Client, is_this_machine
@@ -590,9 +590,67 @@ def test_a_comparison_has_one_verdict():
              ((0.1, 0.005, 0.2), 0.06, "edge"), ((0.1, -0.001, 0.2), 0.049, "edge"))
     for difference, p, word in cases:
         assert word in scores.verdict_on(difference, p)
-    pairs = {("a", "b"): compare([0.0, 0.5, 1.0], [1.0, 1.0, 1.0])}
-    row, = scores.pairs_table(pairs).to_dict("records")
-    assert (row["base"], row["tuned"]) == ("50", "100") and row["difference"].startswith("+50 (")
+    asked = scores.Wordings("a", "b")
+    pairs = {asked: compare([0.0, 0.5, 1.0], [1.0, 1.0, 1.0])}
+    row, = scores.pairs_table(pairs, asked).to_dict("records")
+    assert (row["base"], row["tuned"]) == ("50", "100") and row["difference"].startswith("+50.0 (")
+
+
+def test_only_the_primary_comparison_is_judged_by_its_own_p():
+    """Six problems won and none lost: p = 2/64. As one of two questions it isn't a finding."""
+    won = compare([0.0] * 6 + [1.0] * 32, [1.0] * 38)
+    lost = compare([1.0] * 6 + [0.0] * 32, [0.0] * 38)
+    assert won["p"] == pytest.approx(2 / 64) and won["difference"][1] > 0
+    first, second = scores.Wordings("comment", "chat"), scores.Wordings("greedy", "greedy")
+    rows = scores.pairs_table({first: won, second: won}, second).to_dict("records")
+    assert [row["base asked by"] for row in rows] == ["greedy", "comment"], "the primary one first"
+    assert [row["verdict"] for row in rows] == ["the tuned model is better", "at the edge of luck"]
+    assert rows[0]["p by Holm"] == "" and rows[1]["p by Holm"] == "0.062"
+    runs = {("base", "greedy"): [(0, 1)] * 38, ("tuned", "greedy"): [(1, 1)] * 38,
+            ("tuned", "official"): [(0, 1)] * 38}
+    assert scores.findings({first: won, second: lost}, second, runs) == [
+        "Primary: -15.8 (-28.9 to -5.3) points, p = 0.031: the base is better.",
+        "Asked by official, the tuned model passes 0 of 38."]
+
+
+def test_a_base_that_thinks_may_be_the_rival():
+    assert plans.sampled_wordings(plans.SHORT) == ["trained chat", "two examples", "comment"]
+    assert plans.sampled_wordings(plans.LARGE)[-2:] == ["official", "thinking"]
+    assert plans.greedy_of_both(plans.SHORT) == [plan.name for plan in plans.SHORT[3:]]
+    assert {plan.name for plan in plans.asked_of("tuned", plans.LARGE)} == {
+        plan.name for plan in plans.LARGE} - {"two examples", "comment", "thinking"}
+
+
+def test_a_reference_in_the_training_rows_is_found():
+    problems = list(PROBLEMS.values())[:2]
+    renamed = problems[0].reference.replace("RefModule", "mine")
+    found = scores.leaks(problems, ["nothing", f"// a comment\n{renamed}"])
+    assert found.names == [problems[0].name] and found.trained == 1
+
+
+def test_the_shortest_failure_is_one_that_runs():
+    import pandas as pd
+    name = next(iter(PROBLEMS))
+    code = {0: "module TopModule; wire longer; endmodule", 1: "module TopModule; endmodule", 2: ""}
+    frame = pd.DataFrame({"plan": ["a", "a", "a"], "problem": [name] * 3,
+                          "index": [0, 1, 2], "category": ["mismatch", "mismatch", "no code"]})
+    samples = {("a", name, index): {"text": text} for index, text in code.items()}
+    problem, shortest = scores.shortest_failure(frame, samples, "a", PROBLEMS.values())
+    assert problem.name == name and shortest.strip() == code[1]
+    assert scores.shortest_failure(frame, samples, "b", PROBLEMS.values()) is None
+
+
+def test_a_server_starts_only_if_an_answer_is_missing(jobs, tmp_path):
+    def refuse():
+        raise AssertionError("a server was started")
+    rows = {place: {"plan": place[0], "problem": place[1], "index": place[2], "key": job.key,
+                    "text": "", "finish": "stop", "tokens": 1} for place, job in jobs.items()}
+    file = tmp_path / "samples.jsonl"
+    asking.write_samples(file, jobs, rows)
+    assert asking.saved_or_asked(jobs, file, refuse, 8, 1) == rows
+    asking.write_samples(file, jobs, dict(list(rows.items())[1:]))
+    with pytest.raises(AssertionError, match="a server was started"):
+        asking.saved_or_asked(jobs, file, refuse, 8, 1)
 
 
 def test_what_points_at_our_limits_is_counted():

@@ -187,11 +187,13 @@ def test_a_score_that_flatters_is_said():
         return stats.compare([base] * 9 + [base + 0.01], tuned)
     overlap = compared(0.3, [0.84] * 10)
     for right, word in ((0, "flatters"), (1, "with 1 of 10 answers right"),
-                        (9, "9 of 10 answers are right")):
+                        (9, "exact doesn't contradict it")):
         strict = compared(0.0, [1.0] * right + [0.0] * (10 - right))
         lines = own.meaning({"overlap": overlap, "exact": strict}, {"overlap": 0.65, "exact": 0})
-        assert "so the tuned model is better" in lines[0] and "+54 points" in lines[0]
-        assert "65% of the words" in lines[2] and word in lines[3], lines
+        assert lines[0] == f"exact: {right} of 10 tuned answers are right, and 0 of the base's."
+        assert "so its overlap is higher" in lines[1] and "+54 points" in lines[1]
+        assert not any("the tuned model is better" in line for line in lines)
+        assert "gets 65% by overlap" in lines[3] and word in lines[4], lines
 
 
 def test_what_the_form_alone_is_worth():
@@ -232,17 +234,35 @@ OPTIONS = {"model": "google/gemma-4-E2B-it", "rank": 16, "learning_rate": 2e-4, 
 def test_the_card_says_base_data_recipe_and_scores(tmp_path):
     write(tmp_path / "rows.jsonl", *[{"messages": [ASK, ANSWER]}] * 47)
     (tmp_path / "log.txt").write_text(LOG)
-    text = own.card("me/mine", OPTIONS, tmp_path, COMPARED, "Be brief.")
+    form = {"overlap": 0.65, "exact": 0.0}
+    text = own.card("me/mine", OPTIONS, tmp_path, COMPARED, form, "Be brief.")
     card = huggingface_hub.ModelCard(text)  # the hub's own reader
     assert card.data.base_model == "google/gemma-4-E2B-it" and card.data.library_name == "peft"
     digest = helpers.sha256_file(tmp_path / "rows.jsonl")
-    for words in (digest, "trained on 40 answers", "| overlap | 10 | 90 | +80 (+70 to +90), p",
-                  "| exact | 0 | 25 | +25 (+10 to +40), p = 0.02 |",
+    for words in (digest, "trained on 40 answers", "| overlap | 10 | 90 | +80 (+70 to +90), p = 0.001 | 65 |",
+                  "| exact | 0 | 25 | +25 (+10 to +40), p = 0.02 | 0 |",
                   "12 of the 7 held-out", "7 were held out", "--learning_rate 0.0002",
-                  "> Be brief."):
+                  '{"role": "system", "content": "Be brief."}', 'base = "google/gemma-4-E2B-it"',
+                  "on the hub", "do_sample=False"):
         assert words in card.text, words
-    assert "base_model" not in own.card("m", OPTIONS | {"model": str(TINY)}, tmp_path,
-                                        COMPARED).split("---")[1]
+    assert card.text.index("| exact |") < card.text.index("| overlap |")
+    used = card.text.split("```python")[1].split("```")[0]
+    compile(used, "card", "exec")
+    local = own.card("m", OPTIONS | {"model": str(TINY)}, tmp_path, COMPARED, form)
+    assert "base_model" not in local.split("---")[1]
+    assert "without a system message" in local and "is a folder on the machine" in local
+    tiny = own.card("m", OPTIONS | {"model": "assets/tiny_gemma4", "reasoning": "kept"}, tmp_path,
+                    COMPARED, form)
+    assert "Clone it" in tiny and "enable_thinking=True" in tiny
+
+
+def test_the_card_asks_with_the_tokens_of_the_page():
+    """The template that the card's lines apply opens the answer as `chat.prompt_ids` does."""
+    tokenizer = chat.load_tokenizer(TINY)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    applied = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    applied = applied["input_ids"] if hasattr(applied, "keys") else applied
+    assert list(applied) == chat.prompt_ids(tokenizer, messages)
 
 
 def test_an_adapter_names_its_base_and_not_the_folder_it_was_staged_in(tmp_path):
@@ -277,7 +297,7 @@ def test_pushing_needs_a_token_and_sends_the_folder_to_a_private_repository(tmp_
 def test_the_page_is_short_and_has_its_badges():
     cells = notebooks.build(ROOT / "own_data.py").cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    assert len(code) <= 12 and all(len(source.splitlines()) <= 20 for source in code)
+    assert len(code) <= 13 and all(len(source.splitlines()) <= 20 for source in code)
     first = cells[0].source
     assert ("colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/"
             "own_data") in first
@@ -298,7 +318,7 @@ def test_the_page_ran_and_the_tuned_model_is_better():
     said = "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", ()))
     (base, tuned), = re.findall(r"\| overlap \| (\d+) \| (\d+) \|", said)
     assert int(tuned) > int(base) + 20
-    assert "flatters" in said or "The strict score agrees" in said
+    assert "flatters" in said or "doesn't contradict it" in said
 
 
 def e2b_with_few_layers(folder):
@@ -332,7 +352,7 @@ def test_the_page_leads_from_a_file_to_a_merged_e2b_and_goes_on_where_it_was(tmp
     file = write(tmp_path / "chats.jsonl", *rows_of_every_form())
     text = (ROOT / "own_data.py").read_text()
     for old, new in (('FILE = ""', f"FILE = {file!r}"), ('SYSTEM = ""', 'SYSTEM = "Be brief."'),
-                     ('"assets/tiny_gemma4", "rank"', f'{str(base)!r}, "rank"'),
+                     ('"model": "assets/tiny_gemma4"', f'"model": {str(base)!r}'),
                      ('"rows_per_step": 1', '"rows_per_step": 2'),
                      ('"epochs": 2.5', '"epochs": 1.0')):
         assert text.count(old) == 1, old
@@ -341,7 +361,7 @@ def test_the_page_leads_from_a_file_to_a_merged_e2b_and_goes_on_where_it_was(tmp
     script.write_text(text)
     done = page(script, tmp_path / "run")
     assert done.returncode == 0, done.stdout[-1_500:] + done.stderr[-3_000:]
-    assert "60 of 61 rows" in done.stdout and "> Be brief." in done.stdout
+    assert "60 of 61 rows" in done.stdout and "## Scores" in done.stdout
     assert "not pushed: HUB is empty" in done.stdout
     out, = (tmp_path / "run" / "own").iterdir()
     before, merged = (load_file(folder / "model.safetensors") for folder in (base, out / "merged"))
@@ -351,6 +371,7 @@ def test_the_page_leads_from_a_file_to_a_merged_e2b_and_goes_on_where_it_was(tmp
     assert json.loads((out / "adapter/adapter_config.json").read_text())[
         "base_model_name_or_path"] == str(base)
     assert (out / "adapter.zip").exists()
+    assert '"content": "Be brief."' in (out / "adapter/README.md").read_text()
 
     again = page(script, tmp_path / "run")
     assert again.returncode == 0, again.stderr[-3_000:]

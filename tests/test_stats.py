@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appendix.qlora_runs import seed_interval
-from verilog.stats import interval, sign_flip_p
+from verilog.stats import holm, interval, sign_flip_p
 
 
 def brute_force(values):
@@ -17,6 +17,14 @@ def brute_force(values):
     sums = [abs(sum(s * v for s, v in zip(signs, values, strict=True)))
             for signs in itertools.product((-1, 1), repeat=len(values))]
     return np.mean([total >= abs(sum(values)) - 1e-9 for total in sums])
+
+
+def test_holm_by_hand():
+    """0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.04 * 1, which mayn't be less than the 0.06 before it."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+    assert holm([2e-5, 2e-5, 0.068, 2e-5, 0.031, 1.0]) == pytest.approx(
+        [12e-5, 12e-5, 0.136, 12e-5, 0.093, 1.0])
 
 
 @settings(deadline=None)
