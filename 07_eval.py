@@ -426,32 +426,36 @@ scores.percents(board)
 # differently. **A pass@k belongs to a model *and* a wording, so whoever quotes one must name both.**
 #
 # ## 9. Two models on the same problems
-# **Is the tuned model really better, or was it lucky?** Both models fail on the hard problems. So we compare
-# **pairs**: one difference for each problem, and then it doesn't matter much how hard the problem is. If the models were
-# equally good, a problem's difference would be as likely to have the other sign. So we flip the signs at random, 100,000
-# times. **p** is how often the mean then lands at least as far from zero as ours. Six such flips:
+# **Is the tuned model really better, or was it lucky?** First say which comparison counts, before you look. Ours is the
+# tuned model in its chat minus its rival, both sampled: that's the **primary** one. All others are *secondary*.
+#
+# <details><summary><b>Why not the base in the trained chat, too?</b></summary>
+#
+# There it may lose only because it doesn't know that wording. What else the tuned model has learned shows against the
+# base at its best.
+# </details>
 
 # %%
-pairs = scores.pairs_of(runs, [
-    *(scores.Wordings(base=name, tuned=main) for name in wordings),
-    *(scores.Wordings(base=name, tuned=name) for name in ways.greedy_of_both(plans))])
 primary = scores.Wordings(base=rival, tuned=main)
-best = pairs[primary]
-signs = np.random.default_rng(0).choice([-1, 1], (6, len(names)))
-flipped = 100 * (signs * best["values"]).mean(axis=1)
-print(f"ours: {100 * best['difference'][0]:+.1f} points; flipped: {flipped.round().astype(int)}")
+secondary = [scores.Wordings(base=name, tuned=main) for name in wordings if name != rival]
+secondary += [scores.Wordings(base=name, tuned=name) for name in ways.greedy_of_both(plans)]
+pairs = scores.pairs_of(runs, [primary, *secondary])
 
 # %% [markdown]
-# <details><summary><b>Which base is the fair rival: the one that's asked as the tuned model is, or the one that's
-# asked in its favorite way?</b></summary>
-#
-# The second. Asked in the trained wording, the base may lose only because it doesn't know that wording.
-# </details>
-#
-# **Which comparison counts? Say so before you look.** Ours is the tuned model in its chat minus the base in its best
-# wording, both sampled: that's the *primary* one. Whoever looks at several others will find one that looks good by
-# chance. So the *secondary* ones are judged by **Holm's** p, which multiplies the smallest of m p-values by m, the next
-# one by m − 1, and so on.
+# Both models fail on the hard problems. So we compare **pairs**: one difference for each problem, and then it doesn't
+# matter much how hard the problem is. If the models were equally good, a problem's difference would be as likely to have
+# the other sign. So we flip the signs at random, up to 100,000 times. **p** is how often the mean then lands at least as
+# far from zero as ours. Six such flips:
+
+# %%
+differences = pairs[primary]["values"]
+signs = np.random.default_rng(0).choice([-1, 1], (6, len(names)))
+flipped = 100 * (signs * differences).mean(axis=1)
+print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().astype(int)}")
+
+# %% [markdown]
+# Whoever looks at several comparisons will find one that looks good by chance. So the secondary ones are judged by
+# **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on.
 
 # %%
 display(style.words(scores.pairs_table(pairs, primary)))
@@ -471,7 +475,7 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, it learned to answer in it.
 # - *The primary row.* Anything more than that shows here. The tiny base has read a corpus in which we broke 40% of the
 #   modules ([09](09_tiny_base.ipynb)), and it writes what it has read. So we think that a gain here is mostly a
-#   *preference*, for the right one of two versions that it knows. Fewer points at pass@5 wouldn't prove that, because
+#   *preference*, for the right one of two versions that it knows. A smaller gain at pass@5 wouldn't prove it, because
 #   near 100% every gain has to shrink.
 # - *Both by `official`, greedily.* No training row had this wording. If the tuned model passes nothing there, as the
 #   tiny one did, its skill hangs on the wording: a user who asks differently gets nothing of it.
@@ -566,7 +570,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # shape = (10_000, len(names))
 # apart = draw.choice(tuned_scores, shape).mean(1) - draw.choice(base_scores, shape).mean(1)
 # low, high = np.percentile(apart, [2.5, 97.5])
-# _, paired_low, paired_high = best["difference"]
+# _, paired_low, paired_high = pairs[primary]["difference"]
 # wider = (high - low) / (paired_high - paired_low)
 # print(f"{wider:.2f} times as wide, so {wider**2:.2f} times as many problems")
 # ```
@@ -597,7 +601,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # <details><summary>Solution</summary>
 #
 # ```python
-# _, low, high = best["difference"]
+# _, low, high = pairs[primary]["difference"]
 # print(round(len(names) * ((high - low) / 2 / 0.02) ** 2))
 # ```
 #

@@ -217,5 +217,5 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
     ax.axhline(mean, color=style.BLACK, lw=2)
     ax.axhline(low, color=style.BLACK, ls=":")
     ax.axhline(high, color=style.BLACK, ls=":")
-    ax.set(title=f"{counted}\n{mean:+.0f} points on average ({low:+.0f} to {high:+.0f}){luck}")
+    ax.set(title=f"{counted}\n{mean:+.1f} points on average ({low:+.1f} to {high:+.1f}){luck}")
     ax.set(xlabel="problems, sorted", xticks=[], ylabel=f"tuned minus base,\n{rival}, points")

@@ -608,8 +608,8 @@ A LoRA adapter of rank {rank} for `{base}`, trained on {trained:,} answers with 
 ## Scores
 
 Asked greedily, {questions} of the {held_out:,} held-out answers' questions; percent, the difference
-with its 95% interval over questions. The last column is what a right answer to *another* question
-gets: so much of a score is worth nothing.
+with its 95% interval over questions, and p: how often equally good models would differ as much. The
+last column is what a right answer to *another* question gets: so much of a score is worth nothing.
 
 | score | base | tuned | difference | a wrong answer |
 |---|---|---|---|---|
@@ -703,8 +703,8 @@ def _place_of(base: str) -> str:
     if _is_on_hub(base):
         return f"The base is [{base}](https://huggingface.co/{base}) on the hub."
     if base == TINY:
-        return (f"The base is a folder of [this repository](https://github.com/{REPOSITORY}). Clone "
-                "it, and start Python in it.")
+        return (f"The base is a folder of [this repository](https://github.com/{REPOSITORY}). "
+                "Clone it, and start Python in it.")
     return (f"The base, `{base}`, is a folder on the machine that trained. You need the same "
             "weights; put their folder's path, or their name on the hub, in the first lines.")
 
@@ -724,7 +724,7 @@ def _is_on_hub(base: str) -> bool:
 def _score_rows(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> str:
     """A card's rows of scores, in percent, the strictest first."""
     rows = []
-    for name, one in reversed(compared.items()):
+    for name, one in reversed(list(compared.items())):
         base, tuned = 100 * one["first"][0], 100 * one["second"][0]
         mean, low, high = (100 * part for part in one["difference"])
         difference = f"{mean:+.0f} ({low:+.0f} to {high:+.0f}), p = {one['p']:.2g}"

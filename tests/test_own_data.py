@@ -239,7 +239,8 @@ def test_the_card_says_base_data_recipe_and_scores(tmp_path):
     card = huggingface_hub.ModelCard(text)  # the hub's own reader
     assert card.data.base_model == "google/gemma-4-E2B-it" and card.data.library_name == "peft"
     digest = helpers.sha256_file(tmp_path / "rows.jsonl")
-    for words in (digest, "trained on 40 answers", "| overlap | 10 | 90 | +80 (+70 to +90), p = 0.001 | 65 |",
+    for words in (digest, "trained on 40 answers",
+                  "| overlap | 10 | 90 | +80 (+70 to +90), p = 0.001 | 65 |",
                   "| exact | 0 | 25 | +25 (+10 to +40), p = 0.02 | 0 |",
                   "12 of the 7 held-out", "7 were held out", "--learning_rate 0.0002",
                   '{"role": "system", "content": "Be brief."}', 'base = "google/gemma-4-E2B-it"',

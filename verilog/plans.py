@@ -50,7 +50,7 @@ def asked_of(model: str, plans: Sequence[Plan]) -> list[Plan]:
 
 
 def sampled_wordings(plans: Sequence[Plan]) -> list[str]:
-    """The names of the plans that ask what `FIVE` asks, as often: in any wording, thinking or not."""
+    """The names of the plans that ask what `FIVE` asks, and as often, in whatever wording."""
     return [plan.name for plan in plans if plan.n == FIVE.n and plan.task == FIVE.task]
 
 
