@@ -227,7 +227,7 @@ def published_floors(points: pd.DataFrame, config: dict) -> pd.DataFrame:
         seconds = physics.prefill_flops(config, tokens) / peaks[point.device]
         floor = physics.median_ttft_floor_fcfs(prompts, point.qps, seconds)
         least.append(1e3 * floor)
-    machines = published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"})
+    machines = published.device.map({"tpu": "v6e-8", "gpu": "2 × H100"})
     too_fast = pd.Series(least, published.index) > 1.2 * published.value
     return published.assign(floor_ms=least, too_fast=too_fast, machine=machines)
 

@@ -4,7 +4,7 @@ noise."""
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,6 +70,7 @@ class Measurement:
     latencies: list[float]
     output_lens: list[int]
     errors: list[str]
+    lone: float = 0.0  # seconds of a request alone, as `load.alone` found; 0: nobody measured it
 
     @classmethod
     def of(cls, raw: Any) -> Self:
@@ -186,8 +187,7 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
     """Completed requests per second, corrected for both ends of the run.
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
-    the shortest latency of a request that was seen, while nothing arrives any more. Those seconds
-    aren't time under load. A server with a queue is busy to the end, and the more so the less of
+    as long as a request alone, while nothing arrives any more. Those seconds aren't time under load. A server with a queue is busy to the end, and the more so the less of
     the run saw arrivals: `lone` counts by that share.
 
     At the start it's the other way round. The client waits one random gap before its first
@@ -237,11 +237,12 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
     return kept / answered
 
 
-def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
+def _row(measurement: Measurement, slo: Slo) -> dict:
     """One row of results.csv; see `rows`."""
     series = measurement.series
     raw = measurement.raw
-    delivered = delivered_rate(measurement, lone)
+    is_burst = measurement.rate == INF  # it keeps the server busy to its end
+    delivered = delivered_rate(measurement, 0.0 if is_burst else measurement.lone)
     row: dict[str, Any] = {
         "input_len": series.input_len,
         "output_len": series.output_len,
@@ -250,6 +251,7 @@ def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
         "requests": raw["num_prompts"],
         "failed": measurement.failed,
         "delivered_rps": delivered,
+        "lone_ms": 1e3 * measurement.lone,
     }
     for kind in KINDS:
         for p in PERCENTILES:
@@ -265,6 +267,10 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
          dollars_per_hour: float = math.nan) -> pd.DataFrame:
     """results.csv, a row per measurement: what was delivered, latencies in ms, goodput and cost.
 
+    A row depends on nothing but its own measurement, so it says the same whatever is measured later.
+    Only where nobody measured a request alone (`load.alone`), the shortest latency of the regime
+    stands in for it.
+
     Args:
       slo: as in `load.Load`.
       dollars_per_hour: of all chips; nan where nobody has a price.
@@ -276,10 +282,9 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
         shortest[regime] = min(latency, shortest.get(regime, INF))
     table = []
     for measurement in measurements:
-        lone = shortest[measurement.series.regime]
-        if measurement.rate == INF:
-            lone = 0.0  # a burst keeps the server busy to its end
-        table.append(_row(measurement, lone, slo))
+        if not measurement.lone:
+            measurement = replace(measurement, lone=shortest[measurement.series.regime])
+        table.append(_row(measurement, slo))
     frame = pd.DataFrame(table)
     frame["dollars_per_hour"] = dollars_per_hour
     frame["hours_per_million_output"] = 1e6 / frame.output_tok_s / 3600
@@ -324,6 +329,39 @@ def first_of(measurements: Sequence[Measurement], regime: Regime, rate: float) -
         if measurement.series.regime == tuple(regime) and measurement.rate == rate:
             return measurement
     raise ValueError(f"{regime} at {rate}/s was not measured")
+
+
+def under_way(measurement: Measurement,
+              shares: Sequence[float] = (0.25, 0.5, 1.0)) -> list[int]:
+    """How many requests have no whole answer yet, at moments of one run.
+
+    Args:
+      shares: of all requests; each is a moment, in which that share of them has just been sent.
+    """
+    sent = pd.Series(measurement.start_times)
+    answered = sent + pd.Series(measurement.latencies)
+    in_order = sorted(sent)
+    counts = []
+    for share in shares:
+        place = max(1, round(share * len(in_order)))
+        moment = in_order[place - 1]
+        unanswered = (sent <= moment) & (answered > moment)
+        counts.append(int(unanswered.sum()))
+    return counts
+
+
+def slower_by(crowded: Measurement, calm: Measurement) -> tuple[float, float]:
+    """Milliseconds that a request of one run takes longer than one of another, by medians.
+
+    Returns:
+      (until its first token, from its first token to its last).
+    """
+    medians = []
+    for measurement in (crowded, calm):
+        table = measurement.answered()
+        medians.append((table.ttft.median(), (table.latency - table.ttft).median()))
+    (ttft, answer), (calm_ttft, calm_answer) = medians
+    return 1e3 * (ttft - calm_ttft), 1e3 * (answer - calm_answer)
 
 
 def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:
