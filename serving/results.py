@@ -21,12 +21,6 @@ APART = 0.2       # of the median: repeats of a rate that lie further from each 
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
 KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
 PERCENTILES = (50, 90, 99)
-GROWS = {  # with the load, on a quiet machine
-    "delivered_rps": "delivered",
-    "ttft_p50_ms": "TTFT p50",
-    "ttft_p90_ms": "TTFT p90",
-    "tpot_p50_ms": "TPOT p50",
-    "tpot_p90_ms": "TPOT p90"}
 NUMBERS = ("start_times", "ttfts", "latencies", "output_lens")  # of each request
 PER_REQUEST = (*NUMBERS, "errors")
 COUNTS = ("num_prompts", "total_input_tokens", "total_output_tokens")
@@ -313,7 +307,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
                 "rate, /s": f"{rate:g}",
                 "state": state,
                 "delivered, /s": two_digits(row.delivered_rps),
-                "kept": f"{share:.0%}",
+                "in time": f"{share:.0%}",
                 "TTFT p90, ms": two_digits(row.ttft_p90_ms),
                 "TPOT p90, ms": two_digits(row.tpot_p90_ms)}
             lines.append(line)
@@ -535,34 +529,3 @@ def states(part: pd.DataFrame) -> dict[float, str]:
             state += ", noisy"
         words[rate] = state
     return words
-
-
-def dips(part: pd.DataFrame) -> list[str]:
-    """Where numbers of one regime fall although the load grows, in words: one line per column.
-
-    More load can't make a server deliver less, or answer sooner. So where the repeats of the two
-    rates overlap, a fall is within the noise; where they don't, something disturbed one of them.
-    All at once isn't a rate, so it isn't compared.
-    """
-    lines = []
-    finite = part[part.rate < INF]
-    for column, name in GROWS.items():
-        stats = finite.groupby("rate")[column].agg(["median", "min", "max"])
-        middle = stats["median"]
-        harmless = []
-        disturbed = []
-        for slower, faster in _neighbors(stats):
-            if middle[faster] >= middle[slower]:
-                continue
-            place = f"{faster:.3g}/s"
-            if stats["max"][faster] >= stats["min"][slower]:
-                harmless.append(place)
-            else:
-                disturbed.append(place)
-        if harmless:
-            lines.append(f"{name} is lower at {', '.join(harmless)} than at the rate before, but "
-                         "that's within the noise: the repeats overlap")
-        if disturbed:
-            lines.append(f"{name} is lower at {', '.join(disturbed)} than at the rate before, and "
-                         "no repeats overlap: something disturbed one of the two")
-    return lines
