@@ -312,11 +312,11 @@ if overloaded == INF:
 # %%
 for rate, run in shown.items():
     quarter, half, end = results.under_way(run)
-    print(f"{names[rate]:11}: {quarter} under way when a quarter was sent, {half} at half, {end} at the "
-          "end")
+    print(f"{names[rate]:11}: {quarter} under way when a quarter was sent, {half} at half, {end} "
+          "when all were")
 first, further = results.slower_by(shown[overloaded], shown[calm])
-print(f"{names[overloaded]} against {names[calm]}, by medians: {first:+,.0f} ms until the first token, "
-      f"{further:+,.0f} ms from there to the last")
+print(f"{names[overloaded]} against {names[calm]}, by medians: {first:+,.0f} ms until the first "
+      f"token, {further:+,.0f} ms from there to the last")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -512,8 +512,8 @@ def own_run(options, record, name):
     client.record = record
     run = load.measure(client, options, cfg, results_in, own_regime, repeat=name, **own_load)
     assert run.raw["total_input_tokens"] == tokens, "other prompts were sent"
-    print(f"{name}: TTFT {run.percentile('ttft', 50):,.0f} ms, {run.series.cached_tokens:,.0f} tokens "
-          "came from the cache")
+    print(f"{name}: TTFT {run.percentile('ttft', 50):,.0f} ms, "
+          f"{run.series.cached_tokens:,.0f} tokens came from the cache")
     return run
 
 

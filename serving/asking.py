@@ -214,10 +214,11 @@ def acceptance_in_words(counts: dict | None, tokens: int) -> str:
     drafts = counts["drafts"]
     accepted = drafts * (counts["tokens per step"] - 1)
     steps = tokens - accepted
-    first, *more = (f"{share:.0%}" for share in counts["by position"])
-    further = ", ".join(more)
-    return (f"{drafts} drafts in {steps:.0f} steps. The first token was accepted in {first} of the "
-            f"drafts, the first two, three and so on in {further}. "
+    words = []
+    for place, share in enumerate(counts["by position"], 1):
+        words.append(f"{share:.0%} of the tokens in place {place}")
+    accepted_words = ", ".join(words)
+    return (f"{drafts} drafts in {steps:.0f} steps. Accepted: {accepted_words}. "
             f"All in all {tokens / steps:.2f} tokens a step")
 
 

@@ -47,8 +47,8 @@ class Load:
     regimes: tuple[Regime, ...] = ((256, 32),)
     rates: int = 7          # how many are measured around the knee, beside all at once
     repeats: int = 3        # measurements of a point near the knee; further away one less
-    again: int = 2          # further ones at the most, of a point that noise disturbed
-    seconds: float = 60.0   # at the most that the server takes; smaller rates up to twice as long
+    again: int = 2          # at most so many more, of a point that noise disturbed
+    seconds: float = 60.0   # at most that the server takes; smaller rates up to twice as long
     min_requests: int = 12  # per point, however slow the server
     long: float = 600.0     # seconds of the run that confirms a price; at the least 20 latencies
     warmups: int = 1        # requests before each point, not counted
@@ -307,8 +307,9 @@ def alone(client: Runner, options: Options, load: Load, folder: str | Path,
           regime: Regime) -> float:
     """Seconds of one request that has the server to itself: the shortest of `ALONE` in a row.
 
-    It's measured once, before a sweep, and then read from its file. What a run delivered is computed
-    with it (`results.delivered_rate`), so a later measurement can't change what an earlier one says.
+    It's measured once, before a sweep, and then read from its file. What a run delivered is
+    computed with it (`results.delivered_rate`), so a later measurement can't change what an earlier
+    one says.
     """
     measurement = measure(
         client, options, load, folder, regime, INF, ALONE, repeat="alone", together=1)

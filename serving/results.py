@@ -181,8 +181,9 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
     """Completed requests per second, corrected for both ends of the run.
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
-    as long as a request alone, while nothing arrives any more. Those seconds aren't time under load. A server with a queue is busy to the end, and the more so the less of
-    the run saw arrivals: `lone` counts by that share.
+    as long as a request alone, while nothing arrives any more. Those seconds aren't time under
+    load. A server with a queue is busy to the end, and the more so the less of the run saw
+    arrivals: `lone` counts by that share.
 
     At the start it's the other way round. The client waits one random gap before its first
     request too, so n requests take n gaps, and a server that keeps up needs all of them. A server
@@ -261,9 +262,9 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
          dollars_per_hour: float = math.nan) -> pd.DataFrame:
     """results.csv, a row per measurement: what was delivered, latencies in ms, goodput and cost.
 
-    A row depends on nothing but its own measurement, so it says the same whatever is measured later.
-    Only where nobody measured a request alone (`load.alone`), the shortest latency of the regime
-    stands in for it.
+    A row depends on nothing but its own measurement, so it says the same whatever comes later. Only
+    where nobody measured a request alone (`load.alone`), the shortest latency of the regime stands
+    in for it.
 
     Args:
       slo: as in `load.Load`.
