@@ -71,7 +71,6 @@ helpers.machine()
 # **A server computes all requests together, one step at a time.**
 
 # %%
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,23 +187,11 @@ print(ask(MINE))
 # %%
 client = asking.openai_client(record)
 request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tokens=longest)
-
-
-def read_along():
-    """Seconds from sending the request to each piece of its answer, and the whole answer."""
-    start, arrivals, text = time.perf_counter(), [], ""
-    for piece in client.chat.completions.create(**request, stream=True):
-        if piece.choices and piece.choices[0].delta.content:
-            arrivals.append(time.perf_counter() - start)
-            text += piece.choices[0].delta.content
-    return arrivals, text
-
+helpers.show_source(asking.streamed)
 
 # %%
-read_along()  # untimed: a client's first stream also loads code and opens a connection
-before = asking.counters(record)
-arrivals, text = read_along()
-made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
+asking.streamed(client, record, request)  # a client's first stream also opens a connection
+arrivals, text, made = asking.streamed(client, record, request)
 gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
 print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
       doubt or f"{1e3 * gap:.1f} ms; by its own clock the server took {1e3 * made:.1f} ms")

@@ -72,7 +72,6 @@ helpers.machine()
 
 # %%
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,7 +113,7 @@ openai = asking.openai_client(record)
 recipe = records.Merge.load().recipe
 system, thinking = recipe.system, recipe.thinking  # how training asked
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
-request = asking.chat_request(counter, system, thinking, model=record.name, stream=True,
+request = asking.chat_request(counter, system, thinking, model=record.name,
                               max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
@@ -122,19 +121,10 @@ request = asking.chat_request(counter, system, thinking, model=record.name, stre
 # time pass before the first token, or after it?**
 
 # %%
-def timed():
-    """Seconds from sending to each piece of the answer, and those the server took per token."""
-    before = asking.counters(record)
-    start, arrivals = time.perf_counter(), []
-    for piece in openai.chat.completions.create(**request):
-        if piece.choices and piece.choices[0].delta.content:
-            arrivals.append(time.perf_counter() - start)
-    return arrivals, asking.seconds_per_token(before, asking.counters(record))
-
-
-timed()
-runs = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
-arrivals, made = runs[2]
+asking.streamed(openai, record, request)
+runs = sorted((asking.streamed(openai, record, request) for _ in range(5)),
+              key=lambda run: run[0][-1])
+arrivals, _, made = runs[2]
 gap, doubt = limits.pace(arrivals, made)
 fig, ax = style.figure(7, 1.9)
 draw.timeline(ax, arrivals, gap)
@@ -189,7 +179,7 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # - From there the search goes up until one rate is clearly too much, and down until one is clearly fine.
 # - *Bisection* narrows down the rest: it tries the rate in the middle until two neighboring rates are at most
 #   25% apart.
-# - Later everything is measured once or twice more, so if the machine slowly gets busier, you'll see it as spread.
+# - A rate that leaves a doubt is repeated right away. Later everything is measured once or twice more, so if the machine slowly gets busier, you'll see it as spread.
 # - If results contradict each other, such as repeats that lie more than a fifth apart, we measure that rate again, up
 #   to twice. If that doesn't help, the table calls it *noisy*. (`results.noisy` has the four rules.)
 #
@@ -237,8 +227,8 @@ style.words(results.summary(table))
 #
 # Latencies include every completed request, even those that arrive while the load builds up. `delivered`
 # divides the answered requests by the length of the run without its idle end: when nothing arrives any more, the last
-# request still takes as long as one alone (`results.delivered_rate` has the exact rule). `results.csv` also has the median request (p50), the time that 99
-# in 100 stayed below (p99), and *goodput*: `delivered` times `in time`.
+# request still takes as long as one alone (`results.delivered_rate` has the exact rule). `results.csv` also has the
+# median request (p50), the time that 99 in 100 stayed below (p99), and *goodput*: `delivered` times `in time`.
 # </details>
 #
 # More load shouldn't make a server deliver less or answer sooner. If the table says so all the same, look at the

@@ -227,8 +227,8 @@ def read_scales() -> pd.DataFrame:
 def draw_scales(runs: pd.DataFrame) -> Figure:
     """Problems passed by how strongly adapters are applied, and a rough yardstick for luck.
 
-    The yardstick is the standard deviation of a count of independent problems. All points answer the
-    same problems, so it says too much of the noise between two of them, and nothing of the training's.
+    The yardstick is the standard deviation of a count of independent problems. All points answer
+    the same problems, so two of them can be closer than it says, and training's noise isn't in it.
 
     Args:
       runs: from `read_scales`.

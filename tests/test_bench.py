@@ -225,6 +225,17 @@ def test_floors_chips_and_price_follow_the_servers_options():
     assert h100.system == "2 x h100"
 
 
+def test_the_six_layouts_of_05_hold_what_its_figure_shows():
+    """Redone by hand: 8 v6e chips, 62.5 GB, a token of 983,040 bytes on eight chips."""
+    held = []
+    for layout in limits.layouts(CONFIG, 62.5e9).values():
+        held.append(limits.memory_plan(CONFIG, chip("v6e").hbm, **layout)["requests of 16,384"])
+    left = 8 * 0.92 * chip("v6e").hbm - 62.5e9
+    assert held[0] == int(left / (16_384 * 983_040)) == 11
+    assert held[1] == 2 * 4 and held[3] == 2 * 7, "two copies: the solutions of 05 once had these"
+    assert held[1] < held[0] < held[2] and held[3] < held[4] and held[5] == 0
+
+
 def test_the_memory_plan_is_that_of_servers_that_others_logged():
     """31B in bfloat16 on v6e chips: within half a per cent of 67,392, 67,328 and 187,136 tokens."""
     for chips, measured in ((4, 67_392), (4, 67_328), (8, 187_136)):
