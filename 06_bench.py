@@ -389,8 +389,8 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
              "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
 
 # %% [markdown]
-# A point on the dashed line would use the machine perfectly. The hollow points lie below it, and no machine
-# with these chips can read those prompts in that time.
+# A point on the dashed line would use the machine perfectly. The hollow points lie in the shade, well below it, and no
+# machine with these chips can read those prompts in that time.
 # **So what was measured there?**
 #
 # <details><summary>Answer</summary>
