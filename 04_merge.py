@@ -53,8 +53,10 @@ helpers.machine()
 # %% [markdown]
 # ## 1. One matrix, by hand
 # **How do two thin matrices become part of a large one?** For each large matrix W notebook 03 left a pair of small
-# ones. `A` narrows the layer's input to `r` numbers (r is the rank), and `B` widens them to the output. Training
-# computed `x Wᵀ` and, beside it, `(alpha / r) · x A B`. Merging adds `(alpha / r) · (A B)ᵀ` to W, once and for all.
+# ones. `A` narrows the layer's input to `r` numbers (r is the rank), and `B` widens them to the output. 03 wrote
+# `y = x W + (alpha / r) · x A B`. Hugging Face stores W transposed, as `torch.nn.Linear` does. So from here on W is
+# `[out, in]`, the layer computes `x Wᵀ`, and `A B` is transposed before it's added. Merging adds
+# `(alpha / r) · (A B)ᵀ` to W, once and for all.
 #
 # Let's do that for one matrix. You have nothing to decide, because `train/recipe.json` brings rank, alpha and base
 # along, and the four settings below can stay as they are.
@@ -65,7 +67,6 @@ import os
 from dataclasses import dataclass, replace
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU on this machine stays free for others
-import jax
 import ml_dtypes
 import numpy as np
 import pandas as pd
@@ -74,6 +75,7 @@ from IPython.display import display
 from helpers import four_bits, merge, pictures, records, remote, style, weights
 from tables import architecture
 
+# %%
 
 @dataclass(frozen=True)
 class Settings:
@@ -118,40 +120,43 @@ total = sum(tensor.stop - tensor.start for tensor in tensors.values())
 print(f"{len(tensors)} tensors, {total / 2**20:,.1f} MiB; names start with {prefix!r}")
 
 # %% [markdown]
-# Here's the whole merge for one matrix, the MLP's `down_proj`. How do we know that it's right? We send random inputs
-# through: the merged matrix has to give what base and adapter give together, up to one rounding to bfloat16.
+# Here's the whole merge for one matrix, the MLP's `down_proj`. (The *norm* of a matrix is its length: the root of the
+# sum of all its squared numbers.)
 
 # %%
 path = next(path for path in adapters if path.endswith("down_proj"))
 a, b = adapters[path]                                        # [in, r], [r, out]
 W = np.array(tensors[f"{prefix}{path}.weight"].array())      # [out, in]
 delta = scale * (a @ b).T                                    # [out, in]
-merged = (W.astype(np.float32) + delta).astype(W.dtype)      # the merge
+unrounded = W.astype(np.float32) + delta
+merged = unrounded.astype(W.dtype)                           # the merge
+norm, change = np.linalg.norm(W.astype(np.float32)), np.linalg.norm(delta)
+print(f"{path}: W {W.shape} {W.dtype} has the norm {norm:.1f}, the change {change:.1f}")
 
+# %% [markdown]
+# How do we know that it's right? We send random inputs through. The merged matrix has to give what base and adapter
+# give together, up to the rounding of its numbers. **By how much may the outputs differ?**
+
+# %%
 x = np.random.default_rng(0).normal(size=(100, len(a)))
 together = x @ W.astype(np.float64).T + scale * (x @ a) @ b  # base and adapter, unrounded
 by_itself = x @ merged.astype(np.float64).T                  # what a server will compute
 apart = np.linalg.norm(by_itself - together) / np.linalg.norm(together)
-norm, change = np.linalg.norm(W.astype(np.float32)), np.linalg.norm(delta)
-print(f"{path}: W {W.shape} {W.dtype} has the norm {norm:.1f}, the change {change:.1f}")
-rounding = float(ml_dtypes.finfo(W.dtype).eps) / 2  # of one number, at most
-print(f"the outputs differ by {apart:.3%}; rounding moves a number by up to {rounding:.2%}")
-assert apart < rounding
+
+most = float(ml_dtypes.finfo(W.dtype).eps) / 2  # by which rounding can move a number
+rounding = np.linalg.norm(merged.astype(np.float32) - unrounded) / np.linalg.norm(unrounded)
+print(f"rounding moved a number by up to {most:.2%}, and the matrix by {rounding:.3%} of its norm")
+print(f"the outputs differ by {apart:.3%}")
+np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 
 # %% [markdown]
-# Rounding moves each weight by at most the second percentage. Such errors have both signs, so they partly cancel in a
-# sum, and the outputs have to differ by less than that. They do.
+# By as much as the matrix did, measured by norms. A single number moves by 0.39% at most, but a typical one by less, so
+# the matrix as a whole moved by about 0.16%. In a sum with random inputs, the rounding errors grow in the same way as
+# the sum itself, so their share stays. That's a sharp test: a wrong scale or a forgotten transpose would be far off.
 #
 # **That's a complete merge, and it's right.** But three problems are left. Attention's adapters don't have the plain
 # shapes `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't
 # fit into the memory of a small machine (section 4).
-#
-# <details><summary><b>Why is <code>A B</code> transposed before it is added?</b></summary>
-#
-# `A B` is `[in, out]`, because `x A B` needs it that way. But Hugging Face stores `[out, in]`, like
-# `torch.nn.Linear`, which computes `x Wᵀ`.
-#
-# </details>
 #
 # ## 2. Two names for every matrix
 # **Why can't we do the same for every matrix?** Because two libraries store the same network differently: Tunix, which
@@ -235,9 +240,9 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 #
 # <details><summary>Answer</summary>
 #
-# Next to none. We copy the base file by file and map the copy into memory. Then we read 1,024 rows of a matrix at a
-# time, change them, and write them back in place. Everything without an adapter (embedding, norms, the vision tower)
-# stays the base's, byte for byte.
+# Next to none. We copy the base file by file. Then we read 1,024 rows of a matrix at a time, change them, and write
+# them back in place. Everything without an adapter (the embedding, the normalization layers, the part that reads
+# images) stays the base's, byte for byte.
 #
 # </details>
 #
@@ -256,7 +261,7 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
 # serves.
 #
 # Did 03 store the base as int8, as it does with the 31B on a v5e-8? Then we add the adapters to the rounded weights
-# that they were trained beside. If you serve the adapter alone, it runs beside the unrounded base, so its answers can
+# that they were trained with. If you serve the adapter alone, it runs on top of the unrounded base, so its answers can
 # differ from the merged model's. Nobody has measured by how much at 31B.
 #
 # ### Ask the merged weights
@@ -265,13 +270,9 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
 
 # %%
 if cfg.ask and helpers.run_dir("train", "answers.json").exists():
-    from helpers import answers, chat, gemma
-    told, merged_folder = records.Answers.load(), helpers.run_dir("merged")
-    config = gemma.config_from_hf(merged_folder)
-    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
-    model = gemma.load_base(merged_folder, config, mesh)
-    tokenizer = chat.load_tokenizer(merged_folder)
-    answer, = answers.ask(model, tokenizer, [told.asked], told.limit, mesh, recipe.thinking)
+    from helpers import answers  # loads Tunix, which merging doesn't need
+    told, folder = records.Answers.load(), helpers.run_dir("merged")
+    answer, = answers.ask_folder(folder, [told.asked], told.limit, recipe.thinking)
     before = "the same to the letter" if answer == told.after else told.after
     print(f"{answer}\n\nthe answer in 03 was {before}")
 
@@ -295,13 +296,13 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 #
 # ## 5. What the fine-tune touched
 # **How much did the fine-tune change?** Norms tell us two things about each matrix: how large the change is compared
-# with the matrix (`‖ΔW‖ / ‖W‖`, in the table), and how much of the change we lost by rounding the sum (the line above
-# it).
+# with the matrix (its norm divided by the matrix's, in the table), and how much of the change we lost by rounding the
+# sum (the line above it).
 
 # %%
 norms = merge.norms_table(record)
 lost = 100 * norms.rounding / norms.delta
-print(f"rounding took {lost.min():.2g} to {lost.max():.2g}% of a matrix's change")
+print(f"rounding took {lost.min():.2g}% to {lost.max():.2g}% of a matrix's change")
 pictures.heat_map(norms)
 
 # %% [markdown]
@@ -327,17 +328,20 @@ style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy 
 
 # %% [markdown]
 # Without its adapters the model passes nothing, but well below their full strength it already passes most of what it
-# will. The gray band is the noise: it's how far the count would typically vary if each problem were a coin flip with
-# this chance of passing. So points in the band can't be told apart. (`python -m appendix.scales` adds two seeds.)
+# will. The gray band is a rough yardstick for luck: if each problem were a coin flip with this chance of passing, two
+# counts in three would land in it. Rough, because all these points answer the *same* 38 problems, so neighbors have
+# more in common than coin flips do. (07 compares two models problem by problem, which is sharper.) And it's a single
+# training run; `python -m appendix.scales` adds two seeds.
 #
-# **Leave the scale as it was trained, because there's little to win.**
+# **Leave the scale as it was trained: we see nothing to win.**
 #
 # ## 6. Do all engines agree?
 # **Is it the same model everywhere?** Ten prompts of 100 tokens go through five paths, the first five rows below.
-# `tests/test_merge.py` compares the log-probability of every token of the vocabulary at every position (tiny base,
-# random `A` and `B`). The last two rows show what a difference looks like:
+# `tests/test_merge.py` compares the log-probability (the logarithm of a token's probability) of every token of the
+# vocabulary at every position, with the tiny base and random `A` and `B`. Each entry is the largest difference, with
+# the mean in brackets. The last two rows show what a real difference looks like:
 #
-# | max (mean) of \|Δ log-probability\| | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
+# | log-probabilities differ by | all in float32, against Tunix with adapters | all in bfloat16, against HF merged |
 # |---|---|---|
 # | Tunix with adapters | 0 | 0.44 (0.040) |
 # | HF, merged | 2.2e-5 (2.2e-6) | 0 |
@@ -401,8 +405,8 @@ print(card)
 # **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits
 # a weight they'd leave room (05, section 5, does the arithmetic). vLLM on a TPU accepts a format for that, W4A16: four
 # bits for weights, sixteen for the numbers that they're multiplied with. Four bits give only sixteen values, so every
-# 32 neighbors in a row get a step size of their own. It's chosen so that the largest of them (by size, not sign)
-# becomes -8, and the others are rounded to whole numbers from -8 to 7.
+# 32 neighbors in a row get a step size of their own. The step size (which may be negative) is chosen so that the number
+# farthest from zero becomes -8, and the others are rounded to whole numbers from -8 to 7.
 
 # %%
 if cfg.four_bits:
@@ -413,23 +417,27 @@ if cfg.four_bits:
 # %% [markdown]
 # **Will it give worse answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can
 # compute with them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes
-# such a folder, and [07](07_eval.ipynb) can judge it beside the tuned model. For the tiny model we did that: greedily,
+# such a folder, and [07](07_eval.ipynb) can judge it alongside the tuned model. For the tiny model we did that: greedily,
 # 32 of 38 problems pass in four bits and 31 without rounding, and of the sampled answers half a point less (between 3.7
-# less and 2.1 more, [measured](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/rounded/README.md)). So here four
-# bits cost nothing that 38 problems can show. A larger model may behave otherwise. To serve the packed folder,
+# less and 2.1 more, [measured](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/rounded/README.md)). So 38
+# problems can't show any loss from four bits. A larger model may behave otherwise.
+#
+# <details><summary><b>How would I serve the packed folder, and what was checked?</b></summary>
+#
 # [05](05_serve_vllm.ipynb) would take
 # `Options(engine="tpu", model="merged-w4a16", chip="v6e", max_model_len=8_192, timeout=3600.0)`, but we haven't
 # run that. We did check that compressed-tensors, the library that defines the format, unpacks exactly these
 # weights, that transformers computes with the folder, and that vLLM reads its settings.
+#
+# </details>
 #
 # <details><summary><b>Can I tune a model that doesn't mind four bits?</b></summary>
 #
 # Google publishes one: `google/gemma-4-31B-it-qat-q4_0-unquantized` has the 31B's layers and is stored in
 # bfloat16, but it was trained so that its weights lie on four-bit steps (*quantization-aware training*).
 # Choose it as `base` in 02 and nothing else changes. Our rounding gives weights on such steps back as
-# they were (`tests/test_four_bits.py`), where the usual rounding moves them by 6.7%
-# ([measured on Google's own four-bit 31B](https://github.com/xbill9/gemma4-dev/blob/main/QUANTIZATION.md)).
-# The merge moves them off their steps a little, and nobody has measured yet how much that costs.
+# they were (`tests/test_four_bits.py`). The merge moves them off their steps a little, and nobody has measured
+# yet how much that costs.
 #
 # </details>
 #
@@ -443,8 +451,26 @@ if cfg.four_bits:
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# ### Exercise
-# *Unmerge* section 1's matrix: subtract `delta` from `merged` in float32, and round to W's dtype again. Do you get
+# ### Exercises
+# 1. Swap keys and values in section 2's last cell: `(value_a, value_b), (key_a, key_b) = pair.factors(…).values()`.
+#    Which check on this page notices? Would the three lists of section 3?
+#
+# <details><summary>Solution</summary>
+#
+# Only the comparison with the einsum, because it looks at numbers:
+#
+# ```python
+# swapped = np.stack([x @ value_a @ value_b, x @ key_a @ key_b], axis=1)
+# print(np.allclose(swapped, theirs.reshape(ours.shape)))  # False
+# print(key_a.shape == value_a.shape, key_b.shape == value_b.shape)  # True True
+# ```
+#
+# Keys and values have the same shapes, so every name and every shape still fits, and the lists of section 3 would let
+# it pass. The model would load, and add to its keys what was trained for its values.
+#
+# </details>
+#
+# 2. *Unmerge* section 1's matrix: subtract `delta` from `merged` in float32, and round to W's dtype again. Do you get
 # W back? Guess what share of its entries comes back exactly, and then count.
 #
 # <details><summary>Solution</summary>
@@ -453,12 +479,13 @@ if cfg.four_bits:
 # back = (merged.astype(np.float32) - delta).astype(W.dtype)
 # off = np.linalg.norm(back.astype(np.float32) - W.astype(np.float32)) / norm
 # print(f"{(back == W).mean():.0%} of the entries are W's; the rest makes {off:.3%} of its norm")
-# assert 0 < off < rounding
+# assert 0 < off < most
 # ```
 #
-# Most of them, but not all. The merge rounded W + ΔW to 8 significant bits, and what was rounded away doesn't come
-# back. As the last line checks, the distance from W is still less than one rounding can move a number. So keep the
-# base, because you can't get it back from the merged folder.
+# Most of them, but not all. Where the sum W + ΔW is in a higher power of two than W, its last bit counts for more than
+# W's did, so the merge rounded away what it would take to get W back. As the last line checks, the distance from W is
+# still less than one rounding can move a number. So keep the base, because you can't get it back from the merged
+# folder.
 #
 # </details>
 #

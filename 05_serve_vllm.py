@@ -16,8 +16,8 @@
 # # 05 · Serving the fine-tuned model with vLLM
 #
 # How do others get to use the model that you tuned? We start a server for the merged model, talk to
-# it, read its command, and prove that it computes on the very tokens we trained on. Then come extras: a drafter
-# (a small model that guesses ahead), the adapter served without merging, fewer bits, and a laptop.
+# it, read its command, and prove that it computes on the very tokens we trained on. Then come two extras: a drafter
+# (a small model that guesses ahead), and the adapter served without merging.
 #
 # | | |
 # |---|---|
@@ -71,7 +71,6 @@ helpers.machine()
 # **A server computes all requests together, one step at a time.**
 
 # %%
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +79,7 @@ import pandas as pd
 from helpers import chat, records, remote, style
 from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
-from tables import hardware, physics, published
+from tables import hardware
 from tables.hardware import chip
 
 pd.set_option("display.max_colwidth", None)
@@ -93,7 +92,6 @@ E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
 LARGE = v5e.options_here() if hardware.here().slice == v5e.SLICE else FULL  # the free machine's
 cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
-beside = cfg.engine == "cpu"  # a CPU has room for a second server: the base, to compare with
 
 # %%
 style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="option")
@@ -102,8 +100,8 @@ style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="o
 # ## 2. Start it
 # **Is this the model that was merged?** On the real machines `merged/` has traveled through a storage bucket. A large
 # model consists of several files, called *shards*, and if one of them comes from another merge, you can get fluent
-# nonsense that looks like a bad fine-tune. So we compare every file with its SHA-256 in
-# `merge.json` (62 GB take about a minute). The base has to be within reach, too, because 07 compares with it.
+# nonsense that looks like a bad fine-tune. So we compare the SHA-256 of every file (a fingerprint of its bytes) with the
+# one in `merge.json`.
 
 # %%
 def check_merged(folder, hashes):
@@ -114,36 +112,25 @@ def check_merged(folder, hashes):
     return len(hashes)
 
 
+# %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = records.Merge.load()
 recipe = merge.recipe
 system, thinking = recipe.system, recipe.thinking  # how training asked
 count = check_merged(merged, merge.files)
 options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge.files))
-remote.stage(cfg.base or recipe.base_path, fetch=False)  # raises where 07 could not have it
+remote.stage(cfg.base or recipe.base_path, fetch=False)  # raises if 07 couldn't reach the base
 print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
       f"base {recipe.base_model}, model {options.model_hash[:12]}")
 
 # %% [markdown]
 # `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and polls
 # `/health` until it's ready. If a healthy server of the same files is there already, we reuse it. Closing this
-# notebook doesn't end the server. On a CPU a second one starts beside it, for the extras of section 9. That one serves
-# the base, and the base with our adapter, both with a drafter.
+# notebook doesn't end the server.
 
 # %%
-folder, side = helpers.run_dir("serve"), helpers.run_dir("serve", "beside")
-if beside:
-    check_merged(helpers.run_dir("adapter"), merge.adapter_files)
-    both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
-                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
-                   drafter="ngram")
-    server.start(both, side, wait=False)  # both load at the same time
-try:
-    record = server.start(options, folder)
-    other = server.start(both, side) if beside else None
-except BaseException:
-    server.stop(side)  # a failed start leaves nothing behind
-    raise
+folder = helpers.run_dir("serve")
+record = server.start(options, folder)
 serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
@@ -156,7 +143,7 @@ serve.write(options, folder)  # outlives the server: 06 and 07 read it
 # the model always takes its likeliest token.
 
 # %%
-longest = cfg.max_model_len // 2  # tokens of an answer, at the most
+longest = cfg.max_model_len // 2  # tokens of an answer, at most
 
 
 def ask(text, record=record, name=cfg.name):
@@ -171,9 +158,8 @@ counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
 print(counter, ask(counter), sep="\n")
 
 # %% [markdown]
-# That's our up-down counter, now over HTTP. ✏️ **Your own request**: change the text and run the cell again. On a CPU
-# you'll see the base model's answer on the left and the tuned one's on the right. The tiny model only knows small
-# modules and this way of asking, so leave the first sentence as it is. 07 judges the answers.
+# That's our up-down counter, now over HTTP. ✏️ **Your own request**: change the text and run the cell again. The tiny
+# model only knows small modules and this way of asking, so leave the first sentence as it is. 07 judges the answers.
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -185,8 +171,7 @@ All ports are one bit unless otherwise specified.
 
 The output result is the bitwise AND of a and b."""  # ← your own request
 
-columns = {"base": ask(MINE, other, "gemma4-base")} if other and asking.healthy(other) else {}
-style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
+print(ask(MINE))
 
 # %% [markdown]
 # Would you rather read along than wait? With `stream=True` the server sends each token as soon as it has it. Then
@@ -202,24 +187,13 @@ style.side_by_side({**columns, "tuned": ask(MINE)}, MINE)
 # %%
 client = asking.openai_client(record)
 request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tokens=longest)
+helpers.show_source(asking.streamed)
 
-
-def read_along():
-    """Seconds from sending the request to each piece of its answer, and the whole answer."""
-    start, arrivals, text = time.perf_counter(), [], ""
-    for piece in client.chat.completions.create(**request, stream=True):
-        if piece.choices and piece.choices[0].delta.content:
-            arrivals.append(time.perf_counter() - start)
-            text += piece.choices[0].delta.content
-    return arrivals, text
-
-
-read_along()  # untimed: a client's first stream also loads code and opens a connection
-before = asking.counters(record)
-arrivals, text = read_along()
-made = asking.seconds_per_token(before, asking.counters(record))  # by the server's own clock
+# %%
+asking.streamed(client, record, request)  # a client's first stream also opens a connection
+arrivals, text, made = asking.streamed(client, record, request)
 gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
-print(f"TTFT {1e3 * arrivals[0]:.0f} ms, then TPOT",
+print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
       doubt or f"{1e3 * gap:.1f} ms; by its own clock the server took {1e3 * made:.1f} ms")
 
 # %% [markdown]
@@ -261,15 +235,16 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 # **How many people can it serve at once?** vLLM may use 92% of a chip's memory, by default. The chip's share of the
 # weights goes in there first, and what they leave is the **KV cache**: the keys and values of every token of every
 # request in progress. How much does one token take? `config.json` says that the model has 50 *sliding* layers, which
-# look back 1,024 tokens, with 16 KV heads of 256 numbers each. Its 10 *full* layers look back over everything, and they
-# have 4 KV heads of 512 numbers. With **tensor parallel** 8 every matrix is cut into eight parts. But four heads can't
+# look back 1,024 tokens, with 16 KV heads of 256 numbers each. (A *KV head* is one key and one value for each token,
+# which several attention heads share.) Its 10 *full* layers look back over everything, and they have 4 KV heads of 512
+# numbers. With **tensor parallel** 8 every matrix is cut into eight parts. But four heads can't
 # be cut into eight, so each of them is stored on two chips.
 #
 # **How many requests of 16,384 tokens will eight v6e chips hold, one, ten or a hundred?** The next cell works it out
 # in five lines that you can redo on paper.
 
 # %%
-CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, vision tower included
+CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, with the part that reads images
 GIB = 2**30
 v6e = chip("v6e")
 weights = CHECKPOINT / 8  # of one chip
@@ -291,33 +266,26 @@ print(f"   if the sliding layers kept only their window: {windowed:.0f}")
 # Because vLLM's TPU package (0.32.0) keeps all tokens in every layer. A server that keeps only their window has room
 # for over four times as many long requests.
 #
-# Now the same for other ways to place the model. On four chips or more, fp8 doesn't quite halve the cache. The reason
-# is that keys and values are stored in words of 32 bits. A chip then has a single head of each full layer, so a word
-# gets one number of a key and one of a value. In fp8 these two fill half of the word, and the other half stays empty.
-# So in the full layers fp8 saves nothing.
+# Now the same for other ways to place the model (`limits.layouts`). fp8 takes one byte for a number, so a cache in fp8
+# should hold twice as many requests. It holds a little less than that:
+#
+# <details><summary><b>Why doesn't fp8 quite halve the cache?</b></summary>
+#
+# Because it saves nothing in the ten full layers. A chip stores keys and values in words of 32 bits. On four chips or
+# more, each chip has a single head of a full layer, and a word holds one number of its key and one of its value. Two
+# bfloat16 numbers fill the word. Two fp8 numbers leave half of it empty.
+#
+# </details>
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
-matmul = physics.parameters(config_31b)["matmul"]  # the weights that are multiplied with
-in_fp8 = CHECKPOINT - matmul  # one byte less for each of them
-in_four_bits = CHECKPOINT - 2 * matmul + (4 + 16 / 32) / 8 * matmul  # 16 more bits for every 32
-eight = {"tp": 8, "dp": 1, "kv_dtype_bytes": 2, "stored": CHECKPOINT}
-two_copies = {**eight, "tp": 4, "dp": 2}
-layouts = {
-    "1. eight chips share it": eight,
-    "2. two copies on four each": two_copies,
-    "3. as 1, cache in fp8": {**eight, "kv_dtype_bytes": 1},
-    "4. as 2, cache in fp8": {**two_copies, "kv_dtype_bytes": 1},
-    "5. as 2, all in fp8": {**two_copies, "kv_dtype_bytes": 1, "stored": in_fp8},
-    "6. one chip, four bits": {**eight, "tp": 1, "stored": in_four_bits},
-}
 plans = {}
-for name, layout in layouts.items():
+for name, layout in limits.layouts(config_31b, CHECKPOINT).items():
     plans[name] = limits.memory_plan(config_31b, v6e.hbm, **layout)
 held = [plan["requests of 16,384"] for plan in plans.values()]
 fig, ax = style.figure(7.5, 4)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
-ax.set_title(f"All in fp8, eight chips hold {held[4]} long requests; in bfloat16 {held[0]}")
+ax.set_title(f"Long requests at once: {held[0]} in bfloat16, {held[4]} all in fp8")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
@@ -337,31 +305,26 @@ style.words(pd.DataFrame(lines))
 
 # %% [markdown]
 # The same formula gives all three, within about half a percent. **So which row should you take?** Start with **row 1**,
-# because others have started nearly the same setup, on four chips. If your start ends with `RESOURCE_EXHAUSTED` (out of
-# memory), try **row 5**: write `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`. A single copy in fp8 on four
-# chips has started for others ([2333](https://github.com/vllm-project/tpu-inference/issues/2333), April 2026), but
-# nobody has reported two copies side by side. And fp8 itself can run out of memory while it loads, because vLLM first
-# puts the weights onto the chip in bfloat16 and quantizes them there. That happened with int8 and the small E2B on a
-# v5e ([gemma4-dev](https://github.com/xbill9/gemma4-dev), August 2026).
+# because others have started it: it's the third line of the table. (The first two are the same on four chips.) If
+# your start ends with `RESOURCE_EXHAUSTED` (out of memory), try **row 5**: write `"31b": SECOND` in section 1 and run
+# `./run_all.sh 05 07`.
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what's
+# known to start in fp8. You're sure to save memory, but nobody has measured whether the 31B's answers suffer, so let 07
+# tell you ([how](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours)).
 #
-# **Does fp8 also make it faster?** A v6e has no fp8 arithmetic, so reading a prompt takes as long as before. But a
-# decode step has to read all weights, and in fp8 they're half as many bytes. Here's the least time that the memory
-# allows for a step (06, section 7):
-
-# %%
-for name in ("", "fp8"):
-    copy = limits.machine_of(replace(FULL, tensor_parallel=4, quantization=name), config_31b)
-    step = limits.tpot_floor(config_31b, 1024, copy)
-    print(f"four v6e chips, weights in {name or 'bfloat16'}: at least {1e3 * step:.1f} ms a token")
-
-# %% [markdown]
-# So decoding could become up to twice as fast. vLLM has to convert each number before it multiplies, though, and
-# nobody has measured for Gemma 4 how much of the gain is left.
+# **Does fp8 also make it faster?**
+#
+# <details><summary>Answer</summary>
+#
+# Not the prompts: a v6e has no fp8 arithmetic, so reading a prompt takes as long as before. But a decode step has to
+# read all weights, and in fp8 they're about half as many bytes. So decoding could become up to twice as fast. vLLM has
+# to convert each number before it multiplies, though, and nobody has measured for Gemma 4 how much of the gain is left.
+#
+# </details>
 #
 # **Row 6** is the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. No request of
-# 16,384 tokens fits, but several short ones do. On a single chip an fp8 cache really doubles the room, because there
-# the four heads share their words. vLLM's TPU package 0.32.0 has the kernel for it (`wna16.py`), but nobody has served
-# our folder on a chip yet.
+# 16,384 tokens fits, but several short ones do. vLLM's TPU package 0.32.0 can multiply such weights, but nobody has
+# served our folder on a chip yet.
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
@@ -371,20 +334,15 @@ for name in ("", "fp8"):
 # of them, and on the v6e-8 of the published recipe that took 8 of the 10 minutes to the first answer.
 #
 # **Where is the larger share padding: in a step for one user, or in a step that reads a prompt of 1,100 tokens?**
-
-# %%
-startup = published("hardware_inference", "spec", "tpu")
-print(f"cold start, published: {startup['startup_total']:.0f} min = "
-      f"{startup['startup_total'] / 60 * startup['hourly_rate_on_demand']:.2f} USD")
-for what, n in (("one sequence decoding", 1), ("30 sequences decoding", 30),
-                ("a prompt of 1,100", 1100)):
-    bucket = max(16, 2 ** (n - 1).bit_length())
-    print(f"{what:22} {n:5} tokens, computed {bucket:5}, padding {1 - n / bucket:.0%}")
-
-# %% [markdown]
-# In the lone user's step, but there it costs little: a decode step mostly waits until all weights have been read from
-# memory, however few tokens it computes. The prompt's 948 padding tokens do cost time. Under load less is wasted,
-# because vLLM fills a step with the tokens of several requests.
+#
+# <details><summary>Answer</summary>
+#
+# In the lone user's step: one token is rounded up to 16, so 94% of it is padding. But there it costs little, because a
+# decode step mostly waits until all weights have been read from memory, however few tokens it computes. The 1,100 are
+# rounded up to 2,048, and these 948 padding tokens (46%) do cost time. Under load less is wasted, because vLLM fills a
+# step with the tokens of several requests.
+#
+# </details>
 #
 # **Keep XLA's cache of compiled programs on a disk that stays, because most of a cold start is compiling.**
 #
@@ -449,15 +407,33 @@ assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 # **Your model is served, so you can go on to [06](06_bench.ipynb) now.**
 #
 # ## 9. Serving extras
-# **What else can a server do?** Here are four short extras, with their details folded.
-#
+# **What else can a server do?** For two short extras we need a second one. A CPU has room for it, so there we start it
+# now. It serves the base, and the base with our adapter, both with a drafter.
+
+# %%
+side, other = helpers.run_dir("serve", "beside"), None
+if cfg.engine == "cpu":
+    check_merged(helpers.run_dir("adapter"), merge.adapter_files)
+    both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
+                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
+                   drafter="ngram")
+    other = server.start(both, side)
+
+# %% [markdown]
+# What would the untuned base have answered to your request of section 3?
+
+# %%
+if other:
+    style.side_by_side({"base": ask(MINE, other, "gemma4-base"), "tuned": ask(MINE)}, MINE)
+
+# %% [markdown]
 # ### A drafter
 # **A decode step reads all the weights. Could one reading give more than one token?** **Speculative decoding** tries
 # that. A *drafter* proposes the next four tokens, and the model checks them in one step. It keeps the proposed tokens
-# up to the first one that it wouldn't have chosen. So the answer stays the model's own, and only the pace depends on
-# the drafter.
+# up to the first one that it wouldn't have chosen. So the (greedy) answer stays the model's own, up to rounding, and
+# only the pace depends on the drafter.
 #
-# The second server from section 2 has the drafter `ngram`, which needs no model. It looks for the last few tokens
+# The second server has the drafter `ngram`, which needs no model. It looks for the last few tokens
 # earlier in the text, and proposes what came after them there.
 
 # %%
@@ -471,7 +447,8 @@ def answers(where, name):
     return found, asking.acceptance(before, asking.counters(where))
 
 
-if beside:
+# %%
+if other:
     drafted = {name: answers(other, name) for name in ("gemma4-base", "gemma4-base-adapter")}
     for name, (found, counts) in drafted.items():
         print(f"{name}:", asking.acceptance_in_words(counts, sum(len(ids) for ids in found)))
@@ -479,7 +456,7 @@ if beside:
 # %% [markdown]
 # In most steps this drafter proposes nothing, because nothing in the text repeats.
 #
-# **A *trained* drafter is another matter: after your fine-tuning, it no longer knows what the model will say.**
+# **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.**
 #
 # <details><summary><b>Gemma 4's own drafter, and what others saw</b></summary>
 #
@@ -491,7 +468,7 @@ if beside:
 # measure before you promise: 06 prints the same counts for any server with a drafter.
 # </details>
 #
-# For the 31B a drafter adds these flags:
+# For the 31B a drafter adds these flags. (`mtp` is vLLM's word for a drafter that reads the model's own cache.)
 
 # %%
 # first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
@@ -501,9 +478,9 @@ print(commands.news(commands.command(assisted), tpu))
 # %% [markdown]
 # ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
-# base serves many fine-tunes. On a TPU only vLLM's PyTorch models do
-# that (`implementation="vllm"`), and upstream it's tested with a small Qwen. Wherever it works, both ways must agree.
-# So we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
+# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). On a TPU only vLLM's
+# PyTorch models do that (`implementation="vllm"`), and upstream it's tested with a small Qwen. Wherever it works, both
+# ways must agree. So we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
 
 # %%
 def logprobs(where, name):
@@ -514,12 +491,21 @@ def logprobs(where, name):
     return [entry[str(token)]["logprob"] for entry, token in list(entries)[len(ids):]]
 
 
-if beside:
+# %%
+if other:
     wanted = logprobs(record, cfg.name)
     for name in drafted:
         apart = [abs(a - b) for a, b in zip(logprobs(other, name), wanted, strict=True)]
         print(f"{name}, against merged: |difference| {sum(apart) / len(apart):.4f} on average, "
               f"at most {max(apart):.4f}, over {len(apart)} tokens")
+
+# %% [markdown]
+# Base + adapter is the merged model up to bfloat16 rounding. (The model is sure of nearly every token of its answer, so
+# the rounding hardly shows. In the layers that use their keys as values, the two agree only thanks to the copied
+# `v_proj` of 04, section 4.) Are whole answers the same, too, with a drafter and without?
+
+# %%
+if other:
     plain, _ = answers(record, cfg.name)
     same = sum(a == b for a, b in zip(plain, drafted["gemma4-base-adapter"][0], strict=True))
     print(f"{same} of {len(plain)} greedy answers are the same token by token: "
@@ -527,91 +513,52 @@ if beside:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding, drafter or not. (The model is sure of nearly every token
-# of its answer, so the rounding hardly shows.) In the layers whose keys are also their values, the two agree only
-# because 04 stores the `k_proj` adapter a second time as `v_proj`.
-#
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #
-# <details><summary><b>What goes wrong elsewhere, and ten fine-tunes on one server</b></summary>
-#
-# Make this comparison on any server. People have seen vLLM load adapters of Gemma 4 and still answer like the base
-# ([41754](https://github.com/vllm-project/vllm/issues/41754)), and sglang refuses an adapter without `v_proj`
-# ([25913](https://github.com/sgl-project/sglang/issues/25913)).
-#
-# **What if you have ten fine-tunes?** They share one server. Name each in `adapters`, and a client
-# chooses by the model's name; requests for different adapters are computed in the same step:
-#
-# ```python
-# replace(cfg, model="the/base", name="base", adapters=("verilog=runs/a/adapter", "mine=runs/b/adapter"),
-#         environment=("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",))  # this lets it take more while it runs:
-# asking.load_adapter(record, "third", "runs/c/adapter")
-# ```
-#
-# `load_adapter` refuses an adapter that was trained on another base. A slow test in `tests/test_adapters.py` checks
-# that each adapter computes what its own merged model does, even if it was loaded later.
-# </details>
-#
-# ### Fewer bits
-# **Are fewer bits worth it?** On four or eight chips an fp8 cache holds 1.7 to 1.8 times as many tokens (section 5),
-# and weights of one byte leave more room for it. Do the answers suffer? We asked an earlier tiny model greedily, with
-# its cache in fp8 and without: the difference was 0 of 38 problems (measured on a CPU with AVX-512). But with so few
-# problems, up to one in ten might still differ, and nobody has measured what row 5 costs the 31B.
-#
-# **You're sure to save memory; let 07 tell you whether the answers suffer.**
-#
-# <details><summary><b>How do I measure mine?</b></summary>
-#
-# Run 07, keep `eval/tuned/per_problem.csv` as `before.csv`, set `kv_cache_dtype="fp8"` (or row 5) in
-# section 1, and run 05 and 07 again. (07 saves each answer under a key that includes the serving options, so it asks
-# everything again.) Then
-#
-# ```python
-# before, after = (pd.read_csv(path).query("plan == 'trained chat, greedy'").rate
-#                  for path in ("before.csv", helpers.run_dir("eval/tuned/per_problem.csv")))
-# print(verilog.compare(before, after)["difference"])  # with its interval
-# ```
-# </details>
-#
-# ### A laptop
-# **Can you take the model home?** Yes: **`merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it.**
-#
-# <details><summary><b>Show the commands, for the E2B</b></summary>
-#
-# ```bash
-# git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install -r llama.cpp/requirements.txt
-# python llama.cpp/convert_hf_to_gguf.py runs/e2b/merged --outfile gemma4-verilog.gguf --outtype q8_0
-# cmake -S llama.cpp -B build && cmake --build build -j --target llama-server
-# build/bin/llama-server -m gemma4-verilog.gguf --jinja --port 8080
-# ```
-#
-# `tests/test_laptop.py` does this with the tiny model. It sends token ids and gets the same greedy answers as from
-# vLLM. But the tiny model's tokenizer isn't Gemma's, so compare the ids of your own model yourself: others found
-# differences ([llama.cpp 23252](https://github.com/ggml-org/llama.cpp/issues/23252)). With Ollama, write the line
-# `FROM ./gemma4-verilog.gguf` into a file `Modelfile`, then `ollama create gemma4-verilog -f Modelfile`
-# and `ollama run gemma4-verilog`.
-#
-# </details>
+# ### On a laptop
+# **Can you take the model home?** Yes: `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it.
+# [SERVING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-laptop) has the commands.
 #
 # ## Recap
 # - A server is one command, which one function makes for TPU, GPU and CPU. It serves the files that were merged,
 #   and it renders prompts into the same tokens as training did.
 # - The memory that the weights leave is KV cache. On eight v6e chips it has room for eleven long requests of the 31B.
 # - A trained drafter guesses the stock model's words, not yours, so count before you promise a speed.
+# - Base + adapter computes what the merged model does, if the server does it right. Compare them once.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# ### Exercise
-# How many requests of 16,384 tokens fit on *four* v6e chips in bfloat16, and with an fp8 cache? Redo the five lines of
-# section 5. Four heads fit four chips, so nothing is stored twice.
+# ### Exercises
+# 1. Take row 1 and requests of 1,024 tokens. At how many of them does a decode step read as many bytes of cache as of
+#    weights? Guess from section 5's numbers. What has happened to the pace of each answer by then, and to the number of
+#    tokens that the server makes per second?
 #
 # <details><summary>Solution</summary>
 #
-# Weights: 62.5 GB / 4 = 14.55 GiB. Left: 28.75 − 14.55 = 14.2 GiB on each of four chips. A token in bfloat16:
-# 819,200 + 10 · 2 · 4 · 512 · 2 = 901,120 bytes, so 67,671 tokens, or 4 requests. In fp8 the sliding layers take half,
-# 409,600 bytes. The full layers would take 40,960, but with one head a chip they take as much as before, 81,920. So a
-# token takes 491,520 bytes, and 7 requests fit. (Without that rule it would be 8.) The figure agrees: rows 2 and 4
-# are two such copies, with 8 and 14 in all.
+# ```python
+# print(f"{CHECKPOINT / (1024 * (sliding + full)):.0f} requests; there's room for {tokens / 1024:.0f}")
+# ```
+#
+# Weights take 62.5 GB and one such request takes 1,024 · 983,040 bytes, about a gigabyte, so it's 62. A step then reads
+# twice as much as for a lone user, so each answer comes at half the pace (as far as memory decides), but the server
+# makes 31 times as many tokens. That's why serving many people at once is so much cheaper.
+# </details>
+#
+# 2. Change one word of the system message, and ask for the counter again. First guess: how many ids of the prompt
+#    change, and does the model still give the same answer?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# changed = asking.chat_request(counter, system.replace("module", "circuit"), thinking)["messages"]
+# other_ids = chat.prompt_ids(tokenizer, changed, thinking)
+# print(len(ids), "ids became", len(other_ids))
+# print(complete(other_ids)["text"])
+# ```
+#
+# Only the ids of that word change, but every later token sees them. Whether the answer stays is up to the model: it has
+# seen a single system message in training, so it never learned what to do with another one. That's why 07 refuses a
+# prompt that wasn't trained.
 # </details>
 #
 # Next: [06 · How fast is it, and could it be?](06_bench.ipynb)

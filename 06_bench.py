@@ -24,7 +24,7 @@
 # | **Needs** | the server of 05; if it has ended, it's started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json` |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 computes it); a v5e-8 has a shorter plan, about half an hour |
+# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 works it out for your server); a v5e-8 has a shorter plan, about half an hour |
 #
 # You see the outputs of the tiny run on a CPU. For the 31B you'd use the same method and the same client.
 
@@ -72,11 +72,11 @@ helpers.machine()
 
 # %%
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from IPython.display import display
 
 from helpers import chat, records, style
 from serving import asking, draw, limits, load, results, server, traffic
@@ -84,6 +84,7 @@ from serving import options as serve
 from serving.load import Client, Load, sweep
 from tables import architecture, hardware, physics
 
+# %%
 INF = math.inf
 FULL = Load(regimes=((1024, 256), (4096, 512), (15360, 512)), warmups=4)
 E2B = Load(regimes=((512, 256), (2048, 256)), warmups=4, slo=(1000, 40))
@@ -112,42 +113,31 @@ openai = asking.openai_client(record)
 recipe = records.Merge.load().recipe
 system, thinking = recipe.system, recipe.thinking  # how training asked
 counter = Path("data/tiny_eval/Prob031_updown_prompt.txt").read_text()
-request = asking.chat_request(counter, system, thinking, model=record.name, stream=True,
+request = asking.chat_request(counter, system, thinking, model=record.name,
                               max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
-# We send it five times, note when each piece of the answer arrives, and draw the run in the middle. One run
-# before them doesn't count, because there the client still loads code and opens its connection. **Does most
-# of the time pass before the first token, or after it?**
+# We send it once to warm up the client, then five times, and draw the run in the middle. **Does most of the
+# time pass before the first token, or after it?**
 
 # %%
-def timed():
-    """Seconds from sending to each piece of the answer, and those the server took per token."""
-    before = asking.counters(record)
-    start, arrivals = time.perf_counter(), []
-    for piece in openai.chat.completions.create(**request):
-        if piece.choices and piece.choices[0].delta.content:
-            arrivals.append(time.perf_counter() - start)
-    return arrivals, asking.seconds_per_token(before, asking.counters(record))
-
-
-timed()
-runs = sorted((timed() for _ in range(5)), key=lambda run: run[0][-1])
-arrivals, made = runs[2]
+asking.streamed(openai, record, request)
+runs = sorted((asking.streamed(openai, record, request) for _ in range(5)),
+              key=lambda run: run[0][-1])
+arrivals, _, made = runs[2]
 gap, doubt = limits.pace(arrivals, made)
 fig, ax = style.figure(7, 1.9)
 draw.timeline(ax, arrivals, gap)
-ax.set_title(f"One request alone: {1e3 * arrivals[-1]:.0f} ms, "
+ax.set_title(f"One request alone: {1e3 * arrivals[-1]:,.0f} ms, "
              f"{arrivals[0] / arrivals[-1]:.0%} of it before the first token")
 style.finish(fig, "06_timeline", f"measured, {options.engine}")
 if doubt:
     print(doubt)
 
 # %% [markdown]
-# Orange is the **time to first token** (TTFT), when the server reads the whole prompt (*prefill*). Blue is the
-# rest of the answer: each *decode* step makes one token, and a step's mean duration is the **time per output
-# token** (TPOT). A white line marks each piece of the answer that arrived. When others use the server, both
-# times grow, but for different reasons, so we keep them apart.
+# Orange is the **time to first token** (TTFT, as in 05): prefill. Blue is the rest of the answer, with a white line for
+# each piece that arrived. Its mean step is the **time per output token** (TPOT): decode. When others use the server,
+# both times grow, but for different reasons, so we keep them apart.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
@@ -164,10 +154,11 @@ what, _, saved = " ".join(words).partition(" --temperature")
 print("vllm", what.replace(" --", " \\\n    --"), "...")
 
 # %% [markdown]
-# Three things make points comparable. `--ignore-eos` makes all answers equally long. The gaps between
-# requests are random, but the client scales them so that n requests take exactly n / rate seconds;
-# otherwise the real rate would differ from run to run. And before each point we wait until the server is
-# idle, or we'd measure requests that somebody else left behind.
+# Three things make points comparable:
+#
+# - `--ignore-eos` makes all answers equally long.
+# - The gaps between requests are random, but scaled so that n requests arrive in n / rate seconds.
+# - Before each point we wait until the server is idle, or we'd measure what somebody else left behind.
 #
 # **A prefix cache keeps what a server has computed for earlier prompts. You measure two points with the
 # same seed. What does the second one measure?**
@@ -181,15 +172,16 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# The interesting rates are those around which the server stops keeping up. We don't know them beforehand, so
-# we search:
+# Those around which the server stops keeping up. We don't know them beforehand, so we search:
 #
+# - A few requests, one after the other, show how long one takes **alone**.
 # - Two **bursts**, where all requests arrive at once, show roughly how many the server can finish per second.
 # - From there the search goes up until one rate is clearly too much, and down until one is clearly fine.
 # - *Bisection* narrows down the rest: it tries the rate in the middle until two neighboring rates are at most
 #   25% apart.
-# - If a measurement leaves a doubt, the search repeats it right away. Later everything is measured once or
-#   twice more, so if the machine slowly gets busier, you'll see it as spread.
+# - A rate that leaves a doubt is repeated right away. Later everything is measured once or twice more, so if the machine slowly gets busier, you'll see it as spread.
+# - If results contradict each other, such as repeats that lie more than a fifth apart, we measure that rate again, up
+#   to twice. If that doesn't help, the table calls it *noisy*. (`results.noisy` has the four rules.)
 #
 # How long will that take?
 
@@ -205,16 +197,8 @@ if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %% [markdown]
-# Four kinds of results are suspicious, because a machine that does nothing else shouldn't show them:
-#
-# - a wait that gets much shorter while the load grows,
-# - repeats of one rate that lie more than a fifth apart,
-# - a server that delivers much less than it did at a lower rate,
-# - a rate that the server can't keep up with in one repeat, although it keeps up with a higher rate in all.
-#
-# In these cases we assume that something disturbed us, and measure that rate again, up to twice. If its
-# results still contradict each other, we call it *noisy*. Each measurement is a file, so if you interrupt the
-# sweep, it continues where it was.
+# Now we search. Behind each rate you'll see which share of it was delivered. (Each measurement is a file, so if you
+# interrupt the sweep, it continues where it was.)
 
 # %%
 measured = sweep(client, options, cfg, results_in)
@@ -231,7 +215,7 @@ helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 
 # %% [markdown]
 # In this summary each rate is one row, the median of its repeats. `delivered` says how many requests per
-# second were answered, and `kept` which share of them kept the objective. **p90** is the time that nine
+# second were answered, and `in time` which share of them kept the objective. **p90** is the time that nine
 # requests in ten stayed below. A rate of `inf` means all at once. Section 5 explains `state`.
 
 # %%
@@ -242,21 +226,14 @@ style.words(results.summary(table))
 # <details><summary><b>How exactly are these computed?</b></summary>
 #
 # Latencies include every completed request, even those that arrive while the load builds up. `delivered`
-# divides by the time in which requests arrived rather than by the whole run, because otherwise the last
-# answer's own time would count against the server. `results.csv` also has the median request (p50), the time
-# that 99 in 100 stayed below (p99), and *goodput*: `delivered` times `kept`.
+# divides the answered requests by the length of the run without its idle end: when nothing arrives any more, the last
+# request still takes as long as one alone (`results.delivered_rate` has the exact rule). `results.csv` also has the
+# median request (p50), the time that 99 in 100 stayed below (p99), and *goodput*: `delivered` times `in time`.
 # </details>
 #
-# More load shouldn't make a server deliver less or answer sooner. The table may say so all the same, because
-# a point of the tiny run is only a handful of requests. If the repeats of two neighboring rates overlap, you
-# can't tell such a dip from noise:
-
-# %%
-for (inputs, outputs), part in table.groupby(REGIME):
-    for line in results.dips(part) or ["nothing falls while the load grows"]:
-        print(f"{inputs}/{outputs}: {line}")
-
-# %% [markdown]
+# More load shouldn't make a server deliver less or answer sooner. If the table says so all the same, look at the
+# bars in the figures below, from the smallest repeat to the largest. Where two overlap, the dip may be noise.
+#
 # **Believe a difference only if it's larger than the spread of the repeats.**
 #
 # ## 5. Up to which rate would you promise anything?
@@ -270,12 +247,14 @@ for (inputs, outputs), part in table.groupby(REGIME):
 #
 # The repeats of a rate say which of three states it's in:
 #
-# - A server *keeps up* with a rate if **every** repeat delivered at least 90% of it. The largest such rate
-#   is the **knee**.
-# - A rate is *overloaded* if **no** repeat delivered 90% of it.
+# - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
+# - A rate is *overloaded* if **no** repeat delivered 90% of it. It's overloaded, too, if it's more than 2% above the
+#   most that was ever delivered: a short run may still answer 92% of it, but its queue grows forever.
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
-# (If a repeat delivered less than four fifths of the median repeat, it was disturbed and doesn't count.)
+# The **knee** is the largest rate that was kept up with, below the first overloaded one. More load can't be easier, so
+# whatever is below the knee counts as kept up, and whatever is above an overloaded rate as overloaded. (A repeat that
+# delivered less than four fifths of the median repeat was disturbed and doesn't count.)
 
 # %%
 fig, ax = style.figure(7, 3.8)
@@ -289,47 +268,59 @@ for (inputs, outputs), (last, above) in knees.items():
     print(f"{inputs}/{outputs}: it keeps up with {last:g}/s, and {above:g}/s is too much")
 
 # %% [markdown]
-# Up to the knee the curve follows the dashed line, because any server that keeps up delivers what's
-# offered. So below the knee every server looks equally fast. The burst can lie higher than all rates,
-# because a server that has many prompts at hand reads several of them in one step. You can't promise more
-# than the knee, and section 8 finds out how much less.
+# Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's
+# offered. So below the knee, throughput can't tell a fast server from a slow one. The burst can lie higher than all
+# rates, because a server that has many prompts at hand reads several of them in one step.
+#
+# How exact is the knee? In runs of only a few latencies `delivered` errs low, by up to a fifth (simulated), so the
+# true knee may lie a little higher. What you can promise is for section 8 to say.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# Here's every request at an overloaded rate, and below it at one that the server keeps up with. **What
-# would the upper picture look like with twice as many requests?**
+# Here's every request at an overloaded rate, and below it at one that the server keeps up with. (Right of the
+# dotted line nothing new arrives.) **What would the upper picture look like with twice as many requests?**
 
 # %%
 part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
 overloaded, calm = results.overloaded_rate(part), results.calm_rate(part)
+shown = {rate: results.first_of(measured, regime, rate) for rate in (overloaded, calm)}
+names = {rate: "all at once" if rate == INF else f"{rate:g}/s" for rate in shown}
 fig, panels = style.figure(7, 5.4, rows=2, sharex=True)
-longest = {}
-for ax, rate in zip(panels, (overloaded, calm), strict=True):
-    shown = results.first_of(measured, regime, rate)
-    longest[rate] = max(shown.latencies)
-    draw.requests(ax, shown)
-    name = "all at once" if rate == math.inf else f"{rate:g}/s"
-    ax.set_title(f"{name}: the slowest request takes {longest[rate]:.1f} s")
-panels[0].legend(fontsize=9, loc="lower left")
+for ax, (rate, run) in zip(panels, shown.items(), strict=True):
+    draw.requests(ax, run)
+    ax.set_title(f"{names[rate]}: the slowest request takes {max(run.latencies):.1f} s")
+panels[0].legend(fontsize=9, loc="best")
 panels[0].set_xlabel("")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of each")
-if overloaded == math.inf:
+if overloaded == INF:
     print("no rate of this run was overloaded, so the upper picture shows a burst")
+
+# %% [markdown]
+# Let's count how many requests have no whole answer yet, at three moments of each run:
+
+# %%
+for rate, run in shown.items():
+    quarter, half, end = results.under_way(run)
+    print(f"{names[rate]:11}: {quarter} under way when a quarter was sent, {half} at half, {end} "
+          "when all were")
+first, further = results.slower_by(shown[overloaded], shown[calm])
+print(f"{names[overloaded]} against {names[calm]}, by medians: {first:+,.0f} ms until the first "
+      f"token, {further:+,.0f} ms from there to the last")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The queue would grow for twice as long, so the last request would wait about twice as long, on the very
-# same server. (Right of the dotted line nothing new arrives.) In the lower picture twice as many requests
-# change next to nothing.
+# An overloaded server falls further behind as long as requests arrive. So with twice as many, more would be under way
+# at the end, and they'd take longer still, on the very same server. In the lower picture next to nothing would change.
 # </details>
 #
-# In one step the server computes at most 2,048 tokens (05): one for each answer that has begun, the rest
-# for new prompts. A step with prompts in it takes longer. So while newcomers' prompts are read, everybody
-# else waits, and TPOT grows as well.
+# Where do they wait? A step computes at most 2,048 tokens (05): one for each answer that has begun, the rest for new
+# prompts. As long as those fit in, newcomers are let in at once. But everybody shares the steps, and steps with prompts
+# take longer, so **TPOT** grows. If prompts are long, or the server already answers as many as it may, newcomers stand
+# in line, and **TTFT** grows. The last line above says how much of each this run shows.
 #
-# **Beyond the knee, TTFT and TPOT measure the length of the test, not the server.**
+# **Beyond the knee, latencies measure the length of the test, not the server.**
 #
 # ## 7. How fast could it be?
 # Is the TTFT that you see above good? You can't tell until you know what's possible. The **floor** is the
@@ -343,13 +334,15 @@ if overloaded == math.inf:
 #   even on a perfect machine.
 #
 # Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by
-# the number of cores. That's a little too fast, so the floors are a little too low. We'd rather have them too
-# low, because then we never call a possible time impossible.
+# the number of cores. Two cores are a little less than twice as fast as one, so our floor is slightly too low.
+# That's the safe side: we'll never call a possible time impossible. (A GFLOP is a billion operations.)
 
 # %%
 work = physics.prefill_flops(config, regime[0])
 print(f"{machine.system}: {machine.peak / 1e9:,.3g} GFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
       f"a prompt of {regime[0]} tokens takes {work / 1e9:.3g} GFLOP")
+
+# %%
 busy = results.while_it_keeps_up(table)
 times = (busy.ttft_p50_ms / busy.ttft_queue_floor_ms).groupby(busy.rate).median()
 fig, ax = style.figure(7, 3.8)
@@ -358,6 +351,8 @@ draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms (log scale)", "ttft_queue
 ax.set_title(f"While it keeps up, TTFT is {results.two_digits(times.min())} to "
              f"{results.two_digits(times.max())} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats")
+
+# %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
 if measured[0].series.speculation:
     print("tokens per step, with the drafter:", measured[0].series.speculation)
@@ -394,8 +389,8 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
              "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
 
 # %% [markdown]
-# A point on the dashed line would use the machine perfectly. The hollow points lie below it, and no machine
-# with these chips can read those prompts in that time.
+# A point on the dashed line would use the machine perfectly. The hollow points lie in the shade, well below it, and no
+# machine with these chips can read those prompts in that time.
 # **So what was measured there?**
 #
 # <details><summary>Answer</summary>
@@ -411,8 +406,8 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 # ## 8. What can you promise, and what does it cost?
 # Could you promise the largest rate at which nine requests in ten kept the objective? Not yet, because a run
 # of seconds can't show a queue that grows slowly. So the rate first has to survive **one long run**, at least
-# twenty times as long as a request takes. If the rate doesn't hold, we try the next lower one. If the long
-# run delivers far less than the sweep has shown, we call that noise and make the run once more.
+# twenty times as long as a request takes. If the rate doesn't hold, we try the next lower one. (If a long run
+# delivers far less than the sweep did, we assume that something disturbed it, and repeat it once.)
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -437,6 +432,12 @@ draw.price(ax, table, unit, held)
 ax.set_title("The fuller the machine, the cheaper the token")
 style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
              "gray: at the limit; hollow: overloaded")
+
+# %% [markdown]
+# What's that at the rate that held? Nobody's service is busy all day, so the second number is the first one divided by
+# 0.3. (Where a machine has no price, we count its hours.)
+
+# %%
 for run in held:
     row = results.rows([run.measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
     price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
@@ -447,8 +448,7 @@ if not held:
     print("no rate held, so there's no price that anybody could count on")
 
 # %% [markdown]
-# (Where a machine has no price, we count its hours.) Nobody's service is busy all day, so budget with the
-# last number.
+# Budget with the last number.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
@@ -456,8 +456,7 @@ if not held:
 # Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
 # neither. With `--dataset-name custom` the client reads prompts from a file, one `{"prompt": ...}` per line.
 # We take the six longest requests of 07 and ask each of them twice, because 07 asks for several answers, too.
-# The mean gap between two requests is as long as the single request of section 2 took, so on average one is
-# being answered at a time.
+# And we send them about as fast as one user would who asks again right after each answer.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
@@ -471,7 +470,8 @@ traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
 # Every prompt comes twice, so at least half of the tokens have been there before. But a prefix cache keeps
-# only whole blocks of tokens. **How many of the tokens can it save?**
+# only whole blocks of tokens, and the last token of a prompt is always computed, because something has to say what
+# follows it. **How many of the tokens can it save?**
 
 # %%
 sent = traffic.read(own, record)
@@ -482,35 +482,51 @@ print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hi
       f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
 
 # %% [markdown]
-# Now we measure: first the server of 05, whose cache is off, then a second one with the cache on. (On chips
-# we leave the second one out. They have room for one server only, so it would cost two starts.)
+# Six requests are second ones. If that line counts fewer, some prompt fits into its first block, and that block isn't
+# whole without the last token.
+#
+# Now we measure two servers in turn, twice each: the one of 05, whose cache is off, and a second one with the cache on.
+# A salt hides from the cache what was sent in an earlier run. (On chips we leave the second server out. They have room
+# for one only, so it would cost two starts.)
 
 # %%
 own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt and of an answer
 own_load = {"requests": load.check_prompts(own), "prompts": own,
             "rate": float(f"{1 / arrivals[-1]:.2g}")}
-off = load.measure(client, options, cfg, results_in, own_regime, repeat="own-cold", **own_load)
-assert off.raw["total_input_tokens"] == tokens, "other prompts were sent"
-print(f"cache off: TTFT {off.percentile('ttft', 50):.0f} ms, "
-      f"TPOT {off.percentile('tpot', 50):.1f} ms")
-waits = None
-if not options.chip:
+
+
+def own_run(options, record, name):
+    """One run of our own requests at this server, after one that doesn't count."""
+    asking.post(record, "/v1/completions",
+                {"model": record.name, "prompt": prompts[0], "max_tokens": 8})
+    client.record = record
+    run = load.measure(client, options, cfg, results_in, own_regime, repeat=name, **own_load)
+    assert run.raw["total_input_tokens"] == tokens, "other prompts were sent"
+    print(f"{name}: TTFT {run.percentile('ttft', 50):,.0f} ms, "
+          f"{run.series.cached_tokens:,.0f} tokens came from the cache")
+    return run
+
+
+# %%
+if options.chip:
+    own_run(options, record, "own-off-1")
+else:
     warm = replace(options, prefix_caching=True, port=0)
     place = helpers.run_dir("serve", "warm")
+    off, on = [], []
     with server.running(warm, place):
-        client.record = server.current(place)
-        on = load.measure(client, warm, cfg, results_in, own_regime, repeat="own-warm", **own_load)
-    print(f"cache on: by the server's own count {on.series.cached_tokens:,.0f} tokens came from it")
-    waits = style.words(traffic.compare(off, on, hits))
+        for turn in (1, 2):
+            off.append(own_run(options, record, f"own-off-{turn}"))
+            on.append(own_run(warm, server.current(place), f"own-on-{turn}"))
+    display(style.words(traffic.compare(off, on, hits)))
 client.close()
-waits
 
 # %% [markdown]
-# Each entry is the median request, with the fastest and the slowest in brackets. We call it a difference
-# only if the median with the cache lies outside of everything that was seen without it. The first row is
-# what the cache is for. The other requests compute as much as before, and decoding doesn't use this cache. So
-# the other rows can gain only indirectly, when the requests beside them are done sooner.
-# If one of them says *longer*, the machine was busy with something else: a cache can't make anybody wait.
+# Each entry is the median request of both runs, with the fastest and the slowest in brackets. We speak of a difference
+# only if in *both* runs the median with the cache is faster than the fastest request without it, or slower than the
+# slowest. The first row is what the cache is for. The other requests compute as much as before, and decoding doesn't
+# use this cache, so there we expect *within the spread*. If a row surprises you, in either direction, don't explain it
+# away: two runs of a dozen requests can't tell a cause from an accident, so measure again with more.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
 # with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in
@@ -519,7 +535,6 @@ waits
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
 # ## Recap
-# - A user waits for the first token (prefill), and for each further one (decode).
 # - The knee is the largest rate that the server keeps up with in every repeat. Beyond it, latencies measure
 #   the test's length.
 # - You can trust a point because of how it was made: without a cache, with fresh prompts, in several repeats. A
@@ -530,13 +545,14 @@ waits
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. When the server is at its knee, which share of the machine's peak does it use to read prompts? The knee
-#    is printed in section 5, the rest in section 7.
+# 1. How many requests are under way at the knee, on average? Guess it from two numbers of `results.csv` before you
+#    look at its column `in_flight`. What did you have to know about the server?
 #
 # <details><summary>Solution</summary>
 #
-# The knee, times the operations of one prompt, divided by the peak. The rest of the time goes to decoding,
-# and to everything around the arithmetic. The cell below computes it for your run.
+# Requests per second, times the seconds that each of them stays: that's *Little's law*. You needn't know anything
+# about the server, because it's only counting. (The cell below takes the median latency, and the law is about the
+# mean, so the two numbers differ a little.)
 # </details>
 #
 # 2. One request has a prompt 30 times as long as the others. Whose TTFT grows? And why doesn't the server
@@ -545,7 +561,10 @@ waits
 # <details><summary>Solution</summary>
 #
 # The TTFT of everybody who came after it. The server reads prompts in the order in which they arrive, in
-# pieces of 2,048 tokens (section 6).
+# pieces of 2,048 tokens (section 6). And while it reads these pieces, everybody's TPOT grows.
+#
+# Shortest first would be quicker on average. But as long as short prompts keep coming, the long one would never be
+# read. And nobody knows beforehand how long an answer will be, so "short" can only mean the prompt.
 # </details>
 #
 # 3. A drafter (05) proposes four tokens, and the model checks them in one step. If it accepts two, the step
@@ -562,7 +581,9 @@ waits
 
 # %%
 last = knees[regime][0]
-answers = [("1", "share of the peak at the knee", f"{last * work / machine.peak:.2%}"),
+at_knee = table[(table.rate == last) & (table.input_len == regime[0])].median(numeric_only=True)
+counted = at_knee.delivered_rps * at_knee.e2el_p50_ms / 1e3
+answers = [("1", "under way: by the law, in_flight", f"{counted:.2g}, {at_knee.in_flight:.2g}"),
            ("3", "requests at once", f"{reading / (5 * computing):.0f}")]
 style.folded("The numbers for exercises 1 and 3",
              pd.DataFrame(answers, columns=["exercise", "what", "number"]))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -29,6 +30,15 @@ def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: i
     prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
     answers = gemma.greedy(model, prompts, limit, chat.stop_ids(tokenizer), mesh)
     return [tokenizer.decode(ids, skip_special_tokens=not control) for ids in answers]
+
+
+def ask_folder(folder: str | Path, chats: Sequence[list[dict]], limit: int,
+               thinking: bool = False) -> list[str]:
+    """`ask` for a model folder in Hugging Face's layout, loaded on one device without adapters."""
+    config = gemma.config_from_hf(folder)
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = gemma.load_base(folder, config, mesh)
+    return ask(model, chat.load_tokenizer(folder), chats, limit, mesh, thinking)
 
 
 def requests_of(meta: DataMeta, samples: Sequence[Sample]) -> list[list[dict]]:

@@ -225,7 +225,10 @@ def read_scales() -> pd.DataFrame:
 
 
 def draw_scales(runs: pd.DataFrame) -> Figure:
-    """Problems passed by how strongly adapters are applied, and how much of that may be luck.
+    """Problems passed by how strongly adapters are applied, and a rough yardstick for luck.
+
+    The yardstick is the standard deviation of a count of independent problems. All points answer
+    the same problems, so two of them can be closer than it says, and training's noise isn't in it.
 
     Args:
       runs: from `read_scales`.
@@ -235,17 +238,17 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
     trained = means[1.0]
     share = trained / problems
     deviation = math.sqrt(problems * share * (1 - share))  # of a binomial count
-    in_noise = means[(means - trained).abs() <= deviation]
+    alike = means[(means - trained).abs() <= deviation]
 
     fig, ax = style.figure(7, 2.9)
     ax.axhspan(trained - deviation, trained + deviation, color=style.GRAY, alpha=0.2, lw=0,
-               label="as trained, ± one standard deviation")
+               label="as trained, ± one standard deviation of coin flips")
     for seed, run in runs.groupby("seed"):
         ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")
     ax.axvline(1.0, color=style.GRAY, linestyle=":")
     ax.set(
-        title=f"From {in_noise.index.min():g} to {in_noise.index.max():g} times as strong: "
-              f"{in_noise.min():.0f} to {in_noise.max():.0f} of {problems}, within the noise",
+        title=f"From {alike.index.min():g} to {alike.index.max():g} times as strong: "
+              f"{alike.min():.0f} to {alike.max():.0f} of {problems} pass",
         xlabel="times alpha / rank (dotted: as trained)",
         ylabel=f"of {problems} passed",
         xticks=means.index,

@@ -214,10 +214,11 @@ def acceptance_in_words(counts: dict | None, tokens: int) -> str:
     drafts = counts["drafts"]
     accepted = drafts * (counts["tokens per step"] - 1)
     steps = tokens - accepted
-    first, *more = (f"{share:.0%}" for share in counts["by position"])
-    further = ", ".join(more)
-    return (f"{drafts} drafts in {steps:.0f} steps. The first token was accepted in {first} of the "
-            f"drafts, the first two, three and so on in {further}. "
+    words = []
+    for place, share in enumerate(counts["by position"], 1):
+        words.append(f"{share:.0%} of the tokens in place {place}")
+    accepted_words = ", ".join(words)
+    return (f"{drafts} drafts in {steps:.0f} steps. Accepted: {accepted_words}. "
             f"All in all {tokens / steps:.2f} tokens a step")
 
 
@@ -235,6 +236,19 @@ def seconds_per_token(before: Counters, after: Counters) -> float:
         return math.nan
     seconds = after[total] - before[total]
     return seconds / tokens
+
+
+def streamed(client: "openai.OpenAI", record: ServerRecord,
+             request: dict) -> tuple[list[float], str, float]:
+    """One answer, read along: seconds from sending the request to each piece, the whole text, and
+    the seconds that a token took on the server's own clock."""
+    before = counters(record)
+    start, arrivals, text = time.perf_counter(), [], ""
+    for piece in client.chat.completions.create(**request, stream=True):
+        if piece.choices and piece.choices[0].delta.content:
+            arrivals.append(time.perf_counter() - start)
+            text += piece.choices[0].delta.content
+    return arrivals, text, seconds_per_token(before, counters(record))
 
 
 def wait_idle(record: ServerRecord, patience: float = 60.0) -> Counters:

@@ -130,7 +130,8 @@ def requests(ax: Axes, measurement: Measurement) -> None:
     ax.axvline(last, color=BLACK, lw=1, ls=":")
     ax.text(last, 1.045 * count + 1, " last one sent", fontsize=9, va="center")
     ax.set_ylim(1.08 * count + 1, 0)
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    numbers = MaxNLocator(integer=True).tick_values(1, count)
+    ax.set_yticks([number for number in numbers if 1 <= number <= count])
     ax.set_xlabel("seconds")
     ax.set_ylabel("request")
     ax.grid(axis="y", visible=False)
@@ -217,14 +218,16 @@ def curves(
                 xytext=(9, 0))
     if dashed:
         limits = table.groupby("rate")[dashed].median()
-        first = limits.index[0]
+        last = limits.index[limits.index < INF][-1]
+        is_above = limits[last] > table[table.rate == last][column].median()
         label(
             ax,
-            place[first],
-            limits[first],
+            place[last],
+            limits[last],
             dashed_words,
             BLACK,
-            xytext=(0, -12))
+            ha="center",
+            xytext=(0, 9 if is_above else -10))
     _rates_as_ticks(ax, place)
     ax.set_xlabel("offered rate, requests/s")
     ax.set_ylabel(words)
@@ -368,7 +371,7 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     """Times that others published against the least time that their machine needs.
 
     Points below the diagonal are faster than the hardware can be. Those marked `too_fast` are
-    hollow.
+    hollow, and lie in the shade, which begins at 1/1.2 of the floor.
 
     Args:
       points: columns `machine`, `floor_ms`, `value` (milliseconds) and `too_fast`.
@@ -393,7 +396,7 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     ax.legend(fontsize=9, loc="upper left")
     bottom, _ = ax.get_ylim()
     wide = np.array(ax.get_xlim())
-    ax.fill_between(wide, bottom, wide, color=ORANGE, alpha=0.12, lw=0)
+    ax.fill_between(wide, bottom, wide / 1.2, color=ORANGE, alpha=0.12, lw=0)
     ax.set_xlim(*wide)
     ax.set_ylim(bottom=bottom)
     ax.text(

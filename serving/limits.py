@@ -227,7 +227,7 @@ def published_floors(points: pd.DataFrame, config: dict) -> pd.DataFrame:
         seconds = physics.prefill_flops(config, tokens) / peaks[point.device]
         floor = physics.median_ttft_floor_fcfs(prompts, point.qps, seconds)
         least.append(1e3 * floor)
-    machines = published.device.map({"tpu": "v6e-8", "gpu": "2 x H100"})
+    machines = published.device.map({"tpu": "v6e-8", "gpu": "2 × H100"})
     too_fast = pd.Series(least, published.index) > 1.2 * published.value
     return published.assign(floor_ms=least, too_fast=too_fast, machine=machines)
 
@@ -255,6 +255,30 @@ def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
                f"{1e3 * made:.2g} ms here. This client read late, and many at once")
         return math.nan, why
     return gap, ""
+
+
+def layouts(config: dict, stored: float) -> dict[str, dict]:
+    """Six ways to place a model on up to eight v6e chips, by name: arguments for `memory_plan`.
+
+    Only the weights that are multiplied with get fewer bits. In fp8 each of them takes one byte
+    less than in bfloat16. In four bits every 32 of them share a step size of 16 bits.
+
+    Args:
+      stored: bytes of the weights of one copy, in bfloat16.
+    """
+    matmul = physics.parameters(config)["matmul"]
+    in_fp8 = stored - matmul
+    in_four_bits = stored - 2 * matmul + (4 + 16 / 32) / 8 * matmul
+    eight = {"tp": 8, "dp": 1, "kv_dtype_bytes": 2, "stored": stored}
+    two_copies = {**eight, "tp": 4, "dp": 2}
+    return {
+        "1. eight chips share it": eight,
+        "2. two copies on four each": two_copies,
+        "3. as 1, cache in fp8": {**eight, "kv_dtype_bytes": 1},
+        "4. as 2, cache in fp8": {**two_copies, "kv_dtype_bytes": 1},
+        "5. as 2, all in fp8": {**two_copies, "kv_dtype_bytes": 1, "stored": in_fp8},
+        "6. one chip, four bits": {**eight, "tp": 1, "stored": in_four_bits},
+    }
 
 
 def memory_plan(

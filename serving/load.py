@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -35,6 +35,7 @@ UP = 1.35        # the next rate that is tried while none is overloaded
 CROWDED = 0.7    # of the highest rate: if no more of it is delivered, the queue is plain to see
 SLOWEST = 50     # a rate this many times smaller than the guess isn't tried: it would take too long
 NEAR = 1.5       # rates from the knee's divided by this one get all repeats
+ALONE = 5        # requests, one after the other, that say how long one alone takes
 CLEARLY = 0.97   # of a rate: whoever delivers this much at once keeps up without any doubt
 CACHED = "vllm:prefix_cache_hits_total"
 
@@ -46,8 +47,8 @@ class Load:
     regimes: tuple[Regime, ...] = ((256, 32),)
     rates: int = 7          # how many are measured around the knee, beside all at once
     repeats: int = 3        # measurements of a point near the knee; further away one less
-    again: int = 2          # further ones at the most, of a point that noise disturbed
-    seconds: float = 60.0   # at the most that the server takes; smaller rates up to twice as long
+    again: int = 2          # at most so many more, of a point that noise disturbed
+    seconds: float = 60.0   # at most that the server takes; smaller rates up to twice as long
     min_requests: int = 12  # per point, however slow the server
     long: float = 600.0     # seconds of the run that confirms a price; at the least 20 latencies
     warmups: int = 1        # requests before each point, not counted
@@ -178,7 +179,8 @@ def arguments(
         rate: float,
         requests: int,
         seed: int,
-        prompts: str | Path | None = None) -> list[str]:
+        prompts: str | Path | None = None,
+        together: int = 0) -> list[str]:
     """The arguments of `vllm` for one point at the server of `record`.
 
     Args:
@@ -186,9 +188,12 @@ def arguments(
         have.
       rate: requests per second, or inf.
       prompts: a file from which the requests come; answers end where they end. No warm-up is sent
-        before them: it would be the first of them, and a prefix cache would then know it.
+        before them: it would be the first of them, and a prefix cache would then know it. The seed
+        salts such a cache, so that it knows nothing of an earlier run with the same file.
+      together: how many requests may be under way at once; 0: any number.
     """
     inputs, outputs = map(str, regime)
+    more = ["--max-concurrency", str(together)] if together else []
     if prompts:
         source = ["--dataset-name", "custom",
                   "--dataset-path", str(prompts),
@@ -196,6 +201,7 @@ def arguments(
                   "--skip-chat-template",
                   "--disable-shuffle",
                   "--num-warmups", "0",
+                  "--extra-body", json.dumps({"cache_salt": str(seed)}),
                   "--ready-check-timeout-sec", "0"]
     else:
         source = ["--dataset-name", "random",
@@ -210,6 +216,7 @@ def arguments(
             "--model", record.name,
             "--tokenizer", record.model,
             *source,
+            *more,
             "--request-rate", str(rate),
             "--num-prompts", str(requests),
             "--seed", str(seed),
@@ -253,7 +260,8 @@ def measure(
         rate: float,
         requests: int,
         repeat: int | str,
-        prompts: str | Path | None = None) -> Measurement:
+        prompts: str | Path | None = None,
+        together: int = 0) -> Measurement:
     """One measurement on an idle server: the stored one if it belongs to the same, else a new one.
 
     Args:
@@ -261,6 +269,7 @@ def measure(
       folder: of the results; each is `<prompt>-<answer>_<rate>_<repeat>.json`.
       repeat: a number, or a word for a measurement beside the repeats.
       prompts: a file of the reader's own requests (`check_prompts`).
+      together: as for `arguments`.
 
     Raises:
       UserError: the server isn't idle or has died; the client failed; or no request was answered.
@@ -275,7 +284,7 @@ def measure(
 
     seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
     before = asking.wait_idle(client.record)
-    words = arguments(client.record, load, regime, rate, requests, seed, prompts)
+    words = arguments(client.record, load, regime, rate, requests, seed, prompts, together)
     result = client.run(words)
     after = asking.counters(client.record)
     if not result.get("completed"):
@@ -292,6 +301,19 @@ def measure(
     measurement = Measurement.of(result)
     measurement.save(path)
     return measurement
+
+
+def alone(client: Runner, options: Options, load: Load, folder: str | Path,
+          regime: Regime) -> float:
+    """Seconds of one request that has the server to itself: the shortest of `ALONE` in a row.
+
+    It's measured once, before a sweep, and then read from its file. What a run delivered is
+    computed with it (`results.delivered_rate`), so a later measurement can't change what an earlier
+    one says.
+    """
+    measurement = measure(
+        client, options, load, folder, regime, INF, ALONE, repeat="alone", together=1)
+    return measurement.shortest_latency()
 
 
 # -- The sweep -------------------------------------------------------------------------------------
@@ -369,6 +391,7 @@ class _Sweep:
         self.load = load
         self.folder = folder
         self.made: dict[tuple[Regime, float, int | str], Measurement] = {}
+        self.lone: dict[Regime, float] = {}     # seconds of a request alone
         self.guesses: dict[Regime, float] = {}  # requests per second that a burst was answered with
 
     def table_of(self, regime: Regime, guesses_too: bool = True) -> pd.DataFrame:
@@ -394,8 +417,9 @@ class _Sweep:
         if key in self.made:
             return
         requests = self.requests_at(regime, rate)
-        self.made[key] = measure(
+        measurement = measure(
             self.client, self.options, self.load, self.folder, regime, rate, requests, repeat)
+        self.made[key] = replace(measurement, lone=self.lone[regime])
 
         delivered = self.last_delivered(regime)
         words = f"all at once {delivered:.2g}/s"
@@ -430,7 +454,9 @@ class _Sweep:
         print()
 
     def plan(self, regime: Regime) -> list[float]:
-        """Look for the knee; the rates to measure."""
+        """Measure one request alone, then look for the knee; the rates to measure."""
+        self.lone[regime] = alone(self.client, self.options, self.load, self.folder, regime)
+        print(f"{name_of(regime)}: one request alone takes {1e3 * self.lone[regime]:,.0f} ms")
         print(f"{name_of(regime)}, delivered:", end="")
         for burst in ("first", "second"):
             self.at(regime, INF, burst)
@@ -474,7 +500,8 @@ class _Sweep:
 def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> list[Measurement]:
     """Measure every regime at rates around its knee, up to `load.repeats` times each.
 
-    Two bursts say how fast the server is, the second as long as a point, since a few requests don't
+    First a few requests are sent one after the other (`alone`). Two bursts say how fast the server
+    is, the second as long as a point, since a few requests don't
     fill it. Then rates are added until the knee is enclosed (`next_rate`), and further ones show
     the curve. Rates from half of what the burst was answered with send equally many requests,
     because latencies grow with the number beyond the knee. What contradicts itself
@@ -529,6 +556,7 @@ def _long_run(
     requests = math.ceil(rate * seconds)
     for name in ("long", "long-again"):
         measurement = measure(client, options, load, folder, regime, rate, requests, name)
+        measurement = replace(measurement, lone=at_this_rate.lone_ms.iloc[0] / 1e3)
         table = rows([measurement], load.slo)
         delivered = float(table.delivered_rps.iloc[0])
         share = share_kept(measurement, load.slo)

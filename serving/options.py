@@ -47,7 +47,7 @@ class Options:
     port: int = setting(0, "0 takes any free one")
     max_model_len: int = setting(1024, "prompt and answer, in tokens")
     max_num_batched_tokens: int = setting(
-        2048, "tokens of one step at the most; a longer prompt takes several steps")
+        2048, "tokens of one step, at most; a longer prompt takes several steps")
     tensor_parallel: int = setting(1, "chips that share every matrix")
     data_parallel: int = setting(1, "copies of the model")
     kv_cache_dtype: str = setting("auto", 'the model\'s own, bfloat16; or "fp8"')

@@ -4,7 +4,7 @@ noise."""
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +21,6 @@ APART = 0.2       # of the median: repeats of a rate that lie further from each 
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
 KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
 PERCENTILES = (50, 90, 99)
-GROWS = {  # with the load, on a quiet machine
-    "delivered_rps": "delivered",
-    "ttft_p50_ms": "TTFT p50",
-    "ttft_p90_ms": "TTFT p90",
-    "tpot_p50_ms": "TPOT p50",
-    "tpot_p90_ms": "TPOT p90"}
 NUMBERS = ("start_times", "ttfts", "latencies", "output_lens")  # of each request
 PER_REQUEST = (*NUMBERS, "errors")
 COUNTS = ("num_prompts", "total_input_tokens", "total_output_tokens")
@@ -70,6 +64,7 @@ class Measurement:
     latencies: list[float]
     output_lens: list[int]
     errors: list[str]
+    lone: float = 0.0  # seconds of a request alone, as `load.alone` found; 0: nobody measured it
 
     @classmethod
     def of(cls, raw: Any) -> Self:
@@ -186,9 +181,9 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
     """Completed requests per second, corrected for both ends of the run.
 
     A server that keeps up idles away the end of a run: its last request still takes `lone` seconds,
-    the shortest latency of a request that was seen, while nothing arrives any more. Those seconds
-    aren't time under load. A server with a queue is busy to the end, and the more so the less of
-    the run saw arrivals: `lone` counts by that share.
+    as long as a request alone, while nothing arrives any more. Those seconds aren't time under
+    load. A server with a queue is busy to the end, and the more so the less of the run saw
+    arrivals: `lone` counts by that share.
 
     At the start it's the other way round. The client waits one random gap before its first
     request too, so n requests take n gaps, and a server that keeps up needs all of them. A server
@@ -237,11 +232,12 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
     return kept / answered
 
 
-def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
+def _row(measurement: Measurement, slo: Slo) -> dict:
     """One row of results.csv; see `rows`."""
     series = measurement.series
     raw = measurement.raw
-    delivered = delivered_rate(measurement, lone)
+    is_burst = measurement.rate == INF  # it keeps the server busy to its end
+    delivered = delivered_rate(measurement, 0.0 if is_burst else measurement.lone)
     row: dict[str, Any] = {
         "input_len": series.input_len,
         "output_len": series.output_len,
@@ -250,6 +246,7 @@ def _row(measurement: Measurement, lone: float, slo: Slo) -> dict:
         "requests": raw["num_prompts"],
         "failed": measurement.failed,
         "delivered_rps": delivered,
+        "lone_ms": 1e3 * measurement.lone,
     }
     for kind in KINDS:
         for p in PERCENTILES:
@@ -265,6 +262,10 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
          dollars_per_hour: float = math.nan) -> pd.DataFrame:
     """results.csv, a row per measurement: what was delivered, latencies in ms, goodput and cost.
 
+    A row depends on nothing but its own measurement, so it says the same whatever comes later. Only
+    where nobody measured a request alone (`load.alone`), the shortest latency of the regime stands
+    in for it.
+
     Args:
       slo: as in `load.Load`.
       dollars_per_hour: of all chips; nan where nobody has a price.
@@ -276,10 +277,9 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
         shortest[regime] = min(latency, shortest.get(regime, INF))
     table = []
     for measurement in measurements:
-        lone = shortest[measurement.series.regime]
-        if measurement.rate == INF:
-            lone = 0.0  # a burst keeps the server busy to its end
-        table.append(_row(measurement, lone, slo))
+        if not measurement.lone:
+            measurement = replace(measurement, lone=shortest[measurement.series.regime])
+        table.append(_row(measurement, slo))
     frame = pd.DataFrame(table)
     frame["dollars_per_hour"] = dollars_per_hour
     frame["hours_per_million_output"] = 1e6 / frame.output_tok_s / 3600
@@ -308,7 +308,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
                 "rate, /s": f"{rate:g}",
                 "state": state,
                 "delivered, /s": two_digits(row.delivered_rps),
-                "kept": f"{share:.0%}",
+                "in time": f"{share:.0%}",
                 "TTFT p90, ms": two_digits(row.ttft_p90_ms),
                 "TPOT p90, ms": two_digits(row.tpot_p90_ms)}
             lines.append(line)
@@ -324,6 +324,39 @@ def first_of(measurements: Sequence[Measurement], regime: Regime, rate: float) -
         if measurement.series.regime == tuple(regime) and measurement.rate == rate:
             return measurement
     raise ValueError(f"{regime} at {rate}/s was not measured")
+
+
+def under_way(measurement: Measurement,
+              shares: Sequence[float] = (0.25, 0.5, 1.0)) -> list[int]:
+    """How many requests have no whole answer yet, at moments of one run.
+
+    Args:
+      shares: of all requests; each is a moment, in which that share of them has just been sent.
+    """
+    sent = pd.Series(measurement.start_times)
+    answered = sent + pd.Series(measurement.latencies)
+    in_order = sorted(sent)
+    counts = []
+    for share in shares:
+        place = max(1, round(share * len(in_order)))
+        moment = in_order[place - 1]
+        unanswered = (sent <= moment) & (answered > moment)
+        counts.append(int(unanswered.sum()))
+    return counts
+
+
+def slower_by(crowded: Measurement, calm: Measurement) -> tuple[float, float]:
+    """Milliseconds that a request of one run takes longer than one of another, by medians.
+
+    Returns:
+      (until its first token, from its first token to its last).
+    """
+    medians = []
+    for measurement in (crowded, calm):
+        table = measurement.answered()
+        medians.append((table.ttft.median(), (table.latency - table.ttft).median()))
+    (ttft, answer), (calm_ttft, calm_answer) = medians
+    return 1e3 * (ttft - calm_ttft), 1e3 * (answer - calm_answer)
 
 
 def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:
@@ -497,34 +530,3 @@ def states(part: pd.DataFrame) -> dict[float, str]:
             state += ", noisy"
         words[rate] = state
     return words
-
-
-def dips(part: pd.DataFrame) -> list[str]:
-    """Where numbers of one regime fall although the load grows, in words: one line per column.
-
-    More load can't make a server deliver less, or answer sooner. So where the repeats of the two
-    rates overlap, a fall is within the noise; where they don't, something disturbed one of them.
-    All at once isn't a rate, so it isn't compared.
-    """
-    lines = []
-    finite = part[part.rate < INF]
-    for column, name in GROWS.items():
-        stats = finite.groupby("rate")[column].agg(["median", "min", "max"])
-        middle = stats["median"]
-        harmless = []
-        disturbed = []
-        for slower, faster in _neighbors(stats):
-            if middle[faster] >= middle[slower]:
-                continue
-            place = f"{faster:.3g}/s"
-            if stats["max"][faster] >= stats["min"][slower]:
-                harmless.append(place)
-            else:
-                disturbed.append(place)
-        if harmless:
-            lines.append(f"{name} is lower at {', '.join(harmless)} than at the rate before, but "
-                         "that's within the noise: the repeats overlap")
-        if disturbed:
-            lines.append(f"{name} is lower at {', '.join(disturbed)} than at the rate before, and "
-                         "no repeats overlap: something disturbed one of the two")
-    return lines

@@ -71,14 +71,15 @@ def reusable(prompts: Sequence[Sequence[int]], block: int) -> list[int]:
     return hits
 
 
-def compare(off: Measurement, on: Measurement, hits: Sequence[int]) -> pd.DataFrame:
+def compare(off: Sequence[Measurement], on: Sequence[Measurement],
+            hits: Sequence[int]) -> pd.DataFrame:
     """The waits of the same requests without a prefix cache and with one, in milliseconds.
 
-    A median that lies outside of everything that was measured with the cache off is a difference.
-    Any other one is within the spread.
+    There's a difference only if the median of *every* run with the cache lies outside of all that
+    was measured without it, and on the same side. Anything else is within the spread.
 
     Args:
-      off, on: measurements of the same file, with the cache off and on.
+      off, on: runs of the same file, with the cache off and on.
       hits: of `reusable`: the tokens of each request that come from the cache.
 
     Returns:
@@ -90,23 +91,22 @@ def compare(off: Measurement, on: Measurement, hits: Sequence[int]) -> pd.DataFr
     rows = []
     if found.any():
         name = f"TTFT of the {found.sum()} that find their beginning"
-        row = _row(name, _ttft(off)[found], _ttft(on)[found])
-        rows.append(row)
+        rows.append(_row(name, [_ttft(run)[found] for run in off],
+                         [_ttft(run)[found] for run in on]))
     if others.any():
         name = f"TTFT of the other {others.sum()}"
-        row = _row(name, _ttft(off)[others], _ttft(on)[others])
-        rows.append(row)
-    row = _row("TPOT of all", _tpot(off), _tpot(on))
-    rows.append(row)
+        rows.append(_row(name, [_ttft(run)[others] for run in off],
+                         [_ttft(run)[others] for run in on]))
+    rows.append(_row("TPOT of all", [_tpot(run) for run in off], [_tpot(run) for run in on]))
     return pd.DataFrame(rows)
 
 
-def _row(name: str, off: np.ndarray, on: np.ndarray) -> dict[str, str]:
-    """A row of `compare`."""
+def _row(name: str, off: Sequence[np.ndarray], on: Sequence[np.ndarray]) -> dict[str, str]:
+    """A row of `compare`, of the milliseconds of each run."""
     return {
         "milliseconds": name,
-        "cache off": _in_words(off),
-        "cache on": _in_words(on),
+        "cache off": _in_words(np.concatenate(off)),
+        "cache on": _in_words(np.concatenate(on)),
         "with the cache": _verdict(off, on),
     }
 
@@ -131,11 +131,12 @@ def _in_words(values: np.ndarray) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _verdict(off: np.ndarray, on: np.ndarray) -> str:
-    """Whether the median with the cache lies outside of all that was seen without it."""
-    middle = np.median(on)
-    if middle < off.min():
+def _verdict(off: Sequence[np.ndarray], on: Sequence[np.ndarray]) -> str:
+    """Whether the medians of all runs with the cache lie outside of what was seen without it."""
+    seen = np.concatenate(off)
+    medians = [np.median(run) for run in on]
+    if max(medians) < seen.min():
         return "shorter"
-    if middle > off.max():
+    if min(medians) > seen.max():
         return "longer"
     return "within the spread"

@@ -6,6 +6,7 @@ The client and the server are small stand-ins here; vLLM's own client measures i
 import csv
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -224,6 +225,17 @@ def test_floors_chips_and_price_follow_the_servers_options():
     assert h100.system == "2 x h100"
 
 
+def test_the_six_layouts_of_05_hold_what_its_figure_shows():
+    """Redone by hand: 8 v6e chips, 62.5 GB, a token of 983,040 bytes on eight chips."""
+    held = []
+    for layout in limits.layouts(CONFIG, 62.5e9).values():
+        held.append(limits.memory_plan(CONFIG, chip("v6e").hbm, **layout)["requests of 16,384"])
+    left = 8 * 0.92 * chip("v6e").hbm - 62.5e9
+    assert held[0] == int(left / (16_384 * 983_040)) == 11
+    assert held[1] == 2 * 4 and held[3] == 2 * 7, "two copies: the solutions of 05 once had these"
+    assert held[1] < held[0] < held[2] and held[3] < held[4] and held[5] == 0
+
+
 def test_the_memory_plan_is_that_of_servers_that_others_logged():
     """31B in bfloat16 on v6e chips: within half a per cent of 67,392, 67,328 and 187,136 tokens."""
     for chips, measured in ((4, 67_392), (4, 67_328), (8, 187_136)):
@@ -366,11 +378,53 @@ def test_the_knee_of_a_known_queue_is_enclosed_within_a_quarter(idle, tmp_path, 
     crowded = results.overloaded_rate(table)
     shares = table[table.rate == crowded].delivered_rps / crowded
     assert crowded < INF and shares.median() < 0.75, "its queue is plain to see"
-    sent = {requests for rate, requests, _ in client.calls[2:] if rate > above}
+    sent = {requests for rate, requests, _ in client.calls[3:] if rate > above}
     assert len(sent) == 1, "beyond the knee, latencies of different numbers cannot be compared"
     assert len({seed for *_, seed in client.calls}) == len(client.calls)
     again = Queue(1 / capacity, fail_at=1)
     assert len(bench.sweep(again, CPU, load, tmp_path)) == len(measured), "all from files"
+
+
+def shares_in(log):
+    """[(rate, share)] that a sweep prints, such as (7.2, "93%"), in order."""
+    return [(float(rate), share) for rate, share in re.findall(r"  ([\d.]+)/s (\d+%)", log)]
+
+
+def test_the_shares_printed_during_a_sweep_are_those_of_the_table(idle, tmp_path, capsys):
+    """Latencies that get shorter while it runs once changed what earlier runs had delivered."""
+    load = replace(TINY, seconds=4.0)
+    client = Disturbed(1 / 16, lambda number, rate: number < 5)
+    measured = bench.sweep(client, CPU, load, tmp_path)
+    told = shares_in(capsys.readouterr().out)
+    table = results.rows(measured, load.slo)
+    finite = table[table.rate < INF]
+    shares = [f"{share:.0%}" for share in finite.delivered_rps / finite.rate]
+    assert len(told) > 8 and told == list(zip(finite.rate, shares, strict=True))
+    assert table.lone_ms.nunique() == 1 and table.lone_ms[0] == pytest.approx(3e3 / 16)
+    later = min(measurement.shortest_latency() for measurement in measured)
+    assert later < 0.9 * 3 / 16, "or this proves nothing"
+
+
+def test_a_sweep_that_an_older_version_began_goes_on_from_its_files(idle, tmp_path, capsys):
+    """They lack the request alone: that's measured, and nothing else."""
+    first = bench.sweep(Queue(0.1), CPU, TINY, tmp_path)
+    (tmp_path / "256-64_inf_alone.json").unlink()
+    client = Queue(0.1)
+    capsys.readouterr()
+    again = bench.sweep(client, CPU, TINY, tmp_path)
+    assert [call[:2] for call in client.calls] == [(INF, bench.ALONE)] and again == first
+    assert "256/64: one request alone takes 100 ms" in capsys.readouterr().out
+
+
+def test_one_request_alone_is_sent_after_the_other(tmp_path):
+    more = bench.arguments(RECORD, TINY, (256, 64), INF, bench.ALONE, 1, together=1)
+    assert more[more.index("--max-concurrency") + 1] == "1"
+    assert "--max-concurrency" not in bench.arguments(RECORD, TINY, (256, 64), 4, 9, 1)
+    salts = []
+    for seed in (1, 2):
+        own = bench.arguments(RECORD, TINY, (256, 64), 4, 9, seed, prompts=tmp_path)
+        salts.append(json.loads(own[own.index("--extra-body") + 1])["cache_salt"])
+    assert len(set(salts)) == 2 and all(salts), "a cache must not know an earlier run's prompts"
 
 
 @pytest.mark.parametrize("guess", [0.1, 0.6, 1.0, 1.7, 12.0])
@@ -441,7 +495,7 @@ def test_a_server_that_dies_leaves_the_finished_points(idle, tmp_path):
     kept = len(list(tmp_path.glob("*.json")))
     rest = Queue(0.1)
     measured = bench.sweep(rest, CPU, TINY, tmp_path)
-    assert kept == 5 and len(rest.calls) == len(measured) + 2 - kept
+    assert kept == 5 and len(rest.calls) == len(measured) + 3 - kept, "a request alone, two bursts"
 
 
 def test_a_point_waits_until_the_server_is_idle(monkeypatch):
@@ -474,6 +528,7 @@ def repeats_of(delivered, **more):
                 "rate": rate,
                 "repeat": k,
                 "delivered_rps": value,
+                "lone_ms": 100.0,
                 "goodput_rps": value,
                 "ttft_p50_ms": 50.0,
                 "ttft_p90_ms": 90.0,
@@ -567,6 +622,34 @@ def test_a_price_is_confirmed_by_a_long_run_or_the_next_lower_rate_is_taken(idle
     assert brief.measurement.raw["num_prompts"] == 80, "20 latencies of half a second, at 8/s"
 
 
+def test_requests_pile_up_only_beyond_what_the_server_can_do():
+    """And what its medians say of where they wait."""
+    crowded, calm = (Measurement.of(queue(rate, 0.1, 40, 3) | {"series": point()["series"]})
+                     for rate in (40, 2))
+    first, middle, last = results.under_way(crowded)
+    assert 5 < first < middle < last and last >= 25
+    assert max(results.under_way(calm)) <= 3
+    burst = of(rate=INF, requests=8)
+    assert results.under_way(burst, [1.0]) == [8]
+    slow, quick = of(ttft=0.3, tpot=0.02), of(ttft=0.1, tpot=0.01)
+    assert results.slower_by(slow, quick) == pytest.approx((200, 630))
+
+
+def test_the_floor_of_a_curve_is_named_where_it_is_and_lanes_have_no_number_too_many():
+    from matplotlib.figure import Figure
+
+    from serving import draw
+
+    table = repeats_of({4.0: [4.0] * 2, 8.0: [7.0] * 2, INF: [9.0] * 2})
+    ax = Figure().add_subplot()
+    draw.curves(ax, table, "delivered_rps", "delivered", "rate", "offered")
+    named, = (text for text in ax.texts if text.get_text() == "offered")
+    assert named.xy == (8.0, 8.0) and named.xyann[1] > 0, "above the measured curve"
+    lanes = Figure().add_subplot()
+    draw.requests(lanes, of(requests=20))
+    assert lanes.get_yticks().max() <= 20 and lanes.get_yticks().min() >= 1
+
+
 def test_a_row_has_goodput_and_price_by_the_same_delivered_rate():
     result = point(requests=4, ttft=0.1, tpot=0.01)
     result["ttfts"], result["latencies"] = [0.1, 0.4, 0.6, 0.1], [0.73, 1.03, 1.23, 3.0]
@@ -648,9 +731,9 @@ def test_a_disturbed_point_of_a_sweep_is_measured_again(idle, tmp_path, capsys):
 
 
 def test_noise_while_the_knee_is_looked_for_does_not_move_it(idle, tmp_path):
-    """The third run, the first rate of the bisection, has a third of the machine."""
+    """The fourth run, the first rate of the bisection, has a third of the machine."""
     load = replace(TINY, seconds=20.0)
-    client = Disturbed(1 / 16, lambda number, rate: number == 2)
+    client = Disturbed(1 / 16, lambda number, rate: number == 3)
     table = results.rows(bench.sweep(client, CPU, load, tmp_path), load.slo)
     last, above = results.kept_up(table)
     assert 13 < last <= 1.02 * 16 and 16 <= 1.12 * above
@@ -707,7 +790,7 @@ def test_the_summary_has_five_columns_beside_the_rate_and_two_digits():
     table["goodput_rps"] = table.delivered_rps / 2
     lines = results.summary(table).to_dict("records")
     assert lines[0] == {"rate, /s": "2.72", "state": "at the limit", "delivered, /s": "2.5",
-                        "kept": "50%", "TTFT p90, ms": "90", "TPOT p90, ms": "1,700"}
+                        "in time": "50%", "TTFT p90, ms": "90", "TPOT p90, ms": "1,700"}
     two = pd.concat([table, table.assign(input_len=64)])
     assert results.summary(two).regime.tolist() == ["64/64"] * 2 + ["256/64"] * 2
 
@@ -727,10 +810,13 @@ def test_a_difference_counts_only_outside_of_everything_that_was_seen_without_th
     off.ttfts[:], on.ttfts[:] = [0.2, 0.22, 0.17, 0.24], [0.3, 0.23, 0.045, 0.071]
     for measurement in (off, on):
         measurement.latencies[:] = [ttft + 0.63 for ttft in measurement.ttfts]
-    table = traffic.compare(off, on, [0, 0, 128, 128])
+    table = traffic.compare([off], [on], [0, 0, 128, 128])
     assert table["with the cache"].tolist() == ["shorter", "longer", "within the spread"]
     assert table["cache off"].tolist() == ["200 (170 to 240)", "210 (200 to 220)", "10 (10 to 10)"]
-    assert len(traffic.compare(off, on, [0] * 4)) == 2, "nobody finds a beginning"
+    assert len(traffic.compare([off], [on], [0] * 4)) == 2, "nobody finds a beginning"
+    again = traffic.compare([off, off], [on, off], [0, 0, 128, 128])
+    assert again["with the cache"].tolist() == ["within the spread"] * 3, "only one of two runs"
+    assert again["cache on"][0] == "120 (45 to 240)", "of both runs"
 
 
 def test_own_prompts_are_written_without_the_token_that_the_server_adds(monkeypatch, tmp_path):
@@ -741,20 +827,6 @@ def test_own_prompts_are_written_without_the_token_that_the_server_adds(monkeypa
     traffic.write(tmp_path / "own.jsonl", RECORD, prompts, decode)
     assert bench.check_prompts(tmp_path / "own.jsonl") == 2
     assert traffic.read(tmp_path / "own.jsonl", RECORD) == prompts
-
-
-def test_where_more_load_seems_to_help_the_reader_is_told_why():
-    """27.4/s waits longer than 38.7/s, and the repeats overlap; at 54.8/s they don't."""
-    table = repeats_of({27.4: [27.3] * 3, 38.7: [38.2] * 3, 54.8: [54.1] * 3, INF: [40.0] * 3})
-    table = table.assign(tpot_p50_ms=5.0, tpot_p90_ms=9.0)
-    assert results.dips(table) == [], "numbers that stay are no fall, and all at once is no rate"
-    table["ttft_p50_ms"] = [50, 60, 70, 45, 55, 65, 80, 80, 80, 20, 20, 20]
-    table["tpot_p90_ms"] = [9, 9, 9, 9, 9, 9, 4, 5, 6, 1, 1, 1]
-    assert results.dips(table) == [
-        "TTFT p50 is lower at 38.7/s than at the rate before, but that's within the noise: the "
-        "repeats overlap",
-        "TPOT p90 is lower at 54.8/s than at the rate before, and no repeats overlap: something "
-        "disturbed one of the two"]
 
 
 def test_published_points_below_the_floor_are_hollow_and_below_the_line():

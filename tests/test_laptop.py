@@ -1,4 +1,4 @@
-"""05's section on a laptop: the merged text model through llama.cpp, against vLLM.
+"""docs/SERVING.md on a laptop: the merged text model through llama.cpp, against vLLM.
 
 LLAMA_CPP names a checkout of llama.cpp that has `v/bin/python`, a Python with `gguf` and
 `llama-cpp-python`; the converter runs in .venv-serve, which has PyTorch. The tiny tokenizer is

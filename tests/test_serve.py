@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -1130,3 +1131,25 @@ def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
     done = program(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0 and "ttft_floor_ms" in done.stdout, done.stderr[-2000:]
     assert not (tmp_path / "serve" / "server.json").exists()
+
+
+def test_an_answer_is_read_along_and_a_drafter_is_told_by_place(monkeypatch):
+    """Pieces without text, such as the first one that only names a role, don't count."""
+    def piece(text):
+        delta = types.SimpleNamespace(content=text)
+        return types.SimpleNamespace(choices=[types.SimpleNamespace(delta=delta)])
+
+    asked = []
+    pieces = [piece(""), piece("mod"), types.SimpleNamespace(choices=[]), piece("ule")]
+    create = lambda **request: asked.append(request) or iter(pieces)
+    completions = types.SimpleNamespace(create=create)
+    client = types.SimpleNamespace(chat=types.SimpleNamespace(completions=completions))
+    counts = iter([{f"{asking.TOKEN_TIME}_{end}": k for end in ("count", "sum")} for k in (1, 3)])
+    monkeypatch.setattr(asking, "counters", lambda record: next(counts))
+    arrivals, text, made = asking.streamed(client, None, {"model": "m"})
+    assert text == "module" and len(arrivals) == 2 and arrivals == sorted(arrivals) and made == 1
+    assert asked == [{"model": "m", "stream": True}]
+    told = asking.acceptance_in_words(
+        {"drafts": 10, "by position": [0.4, 0.1], "tokens per step": 1.5}, 45)
+    assert told == ("10 drafts in 40 steps. Accepted: 40% of the tokens in place 1, 10% of the "
+                    "tokens in place 2. All in all 1.12 tokens a step")
