@@ -496,7 +496,7 @@ model.save_pretrained(sys.argv[2])
     assert prefix == "model."
     _, adapters, notes = merge.restore_adapters(tmp_path / "checkpoints", 1)
     targets = architecture.modules(config)
-    recipe = {"rank": RANK, "alpha": ALPHA, "base_model": "saved"}
+    recipe = a_recipe(rank=RANK, alpha=ALPHA, base_model="saved", n_modules=len(targets))
     merge.check(targets, adapters, tensors, prefix, recipe, notes)
     plan = merge.plan_merge(targets, adapters, prefix)
     merge.merge_model(base, tmp_path / "merged", plan, ALPHA / RANK)
