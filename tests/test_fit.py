@@ -200,6 +200,19 @@ def test_the_tables_of_01_say_what_is_tight_and_what_nobody_predicted():
         assert row["fits"] == wanted, row
 
 
+def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
+    text = (ROOT / "01_setup.py").read_text()
+    solution = text[text.index("# **Exercise 1: 30 dollars"):text.index("# **Exercise 2")]
+    found = {row["slice"]: row["USD for all of it"].split(" to ")[-1]
+             for row in fit.what_fits(fit.renters_rows(), 10_000 * 922)}
+    below = {name for name, most in found.items() if float(most) <= 30}
+    assert below == {"v5p-8", "v6e-8", "v5e-8"}
+    for name in below:
+        rate = fit.price(*fit.SLICES[name])
+        assert f"{name} {rate:.2f}" in solution and found[name] in solution
+        assert f"{0.75 * rate:.1f}" in solution and float(found[name]) + 0.75 * rate > 30
+
+
 @pytest.mark.skipif(not shutil.which("node"), reason="no JavaScript here")
 def test_the_sites_cost_page_computes_the_same(monkeypatch):
     """tools/site/static/cost.js has the sums of `run_cost` once more."""
