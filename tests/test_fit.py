@@ -175,11 +175,11 @@ def test_slow_links_are_in_the_upper_end_of_every_time_on_a_v5e_8():
     row = stored.compiled_fit("v5e-8", "31b", "int8", 2_048)
     found = fit.best_fit("v5e", 8, "31b", "int8")
     slow = float(row["seconds_compute"]) + 2.3 * float(row["seconds_exposed"])
-    assert found.slowed == pytest.approx(slow / float(row["seconds_predicted"]))
+    assert found.slowed == pytest.approx(slow / float(row["seconds_predicted"]), rel=1e-4)
     tokens = 10_000 * 922
     least, most = fit.run_cost(found, tokens, 9.6)["ranges"]["optimizer steps"]
     _, slowest = bands.band(slow * tokens / float(row["real_tokens_per_step"]) / 60)
-    assert most == pytest.approx(slowest)
+    assert most == pytest.approx(slowest, rel=1e-4)
     assert [tokens / speed / 60 for speed in found.speeds()] == pytest.approx([most, least])
     for step, _ in fit.renters_rows():
         assert (step.slowed > 1) == (step.slice == "v5e-8" and step.speed is not None)
