@@ -168,6 +168,9 @@ def test_the_published_miss_is_told_as_the_speed_that_it_is_a_share_of():
     low, high = (float(end.replace(",", "")) for end in found["expected_ours"].split(" to "))
     assert low == pytest.approx(ours.value * told.value / theirs.value, abs=50)
     assert low < high < ours.value
+    assert found["expect"] == "the low end of our range, or a little less"  # 6,000 is below it
+    assert readme_figure.what_to_expect(1, 2, (3, 4)) == "less than our range"
+    assert readme_figure.what_to_expect(3, 4, (2, 5)) == "a speed inside of our range"
 
 
 def test_the_bar_of_the_free_road_is_drawn_from_the_table_of_machines(tmp_path):

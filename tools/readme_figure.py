@@ -170,6 +170,20 @@ def with_their_miss(ours: float, theirs: float, told: float) -> tuple[float, flo
     return min(speeds), max(speeds)
 
 
+def what_to_expect(least: float, most: float, predicted: tuple[float, float]) -> str:
+    """Where our speed lies in its predicted range if it's from `least` to `most`, in words."""
+    low, high = predicted
+    if most < low:
+        return "less than our range"
+    if least > high:
+        return "more than our range"
+    if least < low:
+        return "the low end of our range, or a little less"
+    if most > high:
+        return "the high end of our range, or a little more"
+    return "a speed inside of our range"
+
+
 def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: float) -> None:
     """One bar, solid if measured, with its range as a line and its numbers behind it."""
     predicted = bar.high > bar.low
@@ -351,7 +365,8 @@ def step_numbers() -> dict[str, str]:
              for speed in (ours, whole)}
     return {
         "miss": f"{100 * typical_miss():.0f}",
-        "told": " to ".join(f"{speed:.0f}" for speed in told),
+        "told": f"{told[0]:.0f}", "told_steps": f"{told[1]:.0f}",
+        "expect": what_to_expect(least, most, band(ours)),
         "too_high": " to ".join(f"{share:.0f}" for share in too_high),
         "expected_ours": f"{least:,.0f} to {most:,.0f}",
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",
