@@ -45,6 +45,10 @@ def test_the_experiment_with_the_wrong_mask_runs_and_its_picture_shows_the_mask(
     trained = int(batch.loss_mask[:, 1:].sum())
     assert count == trained and 0 < float(total) / trained < np.log(config.num_embed) + 1
 
+    space["rows"]["loss_mask"][:] = True  # as the experiment once said
+    exec(code_of("most_trained = "), space)
+    assert space["most_trained"] == 511
+
 
 def test_a_request_for_nearly_the_same_counter_is_among_those_that_00_trains_on():
     """00 says so: another width, and other names for the module and its output."""
