@@ -82,7 +82,7 @@ import verilog
 from verilog.extraction import port_names
 
 # %% [markdown]
-# Now we load the tiny model, its settings, and the *tokenizer*, which cuts text into *tokens* (pieces of words).
+# Now we load the tiny model, and the *tokenizer*, which cuts text into *tokens* (pieces of words).
 
 # %%
 BASE = "assets/tiny_gemma4"
@@ -97,12 +97,8 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 
 # %% [markdown]
 # `answer` puts each request into the model's *chat template*, the form in which it expects a
-# conversation, and decodes *greedily*, which means that it always takes the likeliest next token. We ask for the 38
-# modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38 kinds of modules, and
-# even use the same names and widths, but never this combination of both. One of the 38 is an up-down counter, and it'll
-# follow you through the series. It's a close relative of what we train on: one training request wants the same counter
-# with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close the
-# others are.)
+# conversation, and decodes *greedily*, which means that it always takes the likeliest next token.
+
 
 # %%
 def answer(model, requests):
@@ -112,6 +108,14 @@ def answer(model, requests):
     return answers.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
+# %% [markdown]
+# We ask for the 38 modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38 kinds of modules, and
+# even use the same names and widths, but never this combination of both. One of the 38 is an up-down counter, and it'll
+# follow you through the series. It's a close relative of what we train on: one training request wants the same counter
+# with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close the
+# others are.)
+
+# %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
@@ -145,7 +149,7 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # endmodule
 # ```
 #
-# Circuits without a clock use `assign y = …` instead, which connects `y` for good. `&`, `|` and `~` are AND, OR and NOT,
+# Circuits without a clock often use `assign y = …` instead, which connects `y` for good. `&`, `|` and `~` are AND, OR and NOT,
 # bit by bit, and `s ? a : b` is `a` if `s` is 1 and `b` if it isn't.
 #
 # ## 2. What does it learn from?
