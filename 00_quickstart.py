@@ -109,9 +109,9 @@ def answer(model, requests):
 
 
 # %% [markdown]
-# We ask for the 38 modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38 kinds of modules, and
-# even use the same names and widths, but never this combination of both. One of the 38 is an up-down counter, and it'll
-# follow you through the series. It's a close relative of what we train on: one training request wants the same counter
+# We ask for the 38 modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38
+# kinds of modules, and even use the same names and widths, but never this combination of both. One of the 38 is an
+# up-down counter, and it'll follow you through the series. It's a close relative of what we train on: one training request wants the same counter
 # with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close the
 # others are.)
 
