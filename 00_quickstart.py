@@ -17,7 +17,7 @@
 #
 # **Here's a model that has read a lot of Verilog and still can't answer a single request for it. Can it
 # learn to?** You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and
-# the training step are exactly what the 31B (Gemma 4 with 31 billion weights) uses. *Verilog* is a language that
+# the training step are the same code as for the 31B (Gemma 4 with 31 billion weights). *Verilog* is a language that
 # describes digital circuits, and *Icarus Verilog* is a program that simulates them, so nobody has to guess whether
 # an answer is right.
 #
@@ -31,8 +31,8 @@
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart
 # the session once.
 #
-# Here's the whole series as one road, and under each arrow what gets handed on. This page visits the stations with a
-# blue border: as far as the *adapters*, the small matrices that get trained, and then straight to the judge.
+# This is the whole series. Under each arrow stands what one page hands to the next. This page makes the stops with a
+# blue border: up to the *adapters* (the small matrices that we train), then straight to the judge.
 #
 # ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
 
@@ -62,8 +62,8 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What does the base model say?
 # The tiny Gemma 4 has the same kinds of layers as the 31B's language model, and its files have the same
-# format. It has read Verilog files the way people really publish them, bugs included
-# ([09](09_tiny_base.ipynb) shows how it was made). But nobody has taught it to answer.
+# format. It has read Verilog files that a program of ours wrote, with a bug in two modules of five, because public code
+# has bugs, too ([09](09_tiny_base.ipynb) shows how it was made). But nobody has taught it to answer.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. If you know
 # PyTorch, `optax` is its `torch.optim`, and `nnx` its `torch.nn`. A *mesh* is JAX's list of the devices
@@ -81,6 +81,10 @@ from helpers import answers, chat, data, gemma, packing, style, train
 import verilog
 from verilog.extraction import port_names
 
+# %% [markdown]
+# Now we load the tiny model, and the *tokenizer*, which cuts text into *tokens* (pieces of words).
+
+# %%
 BASE = "assets/tiny_gemma4"
 SYSTEM = "Write the Verilog module that is asked for, as one code block."
 train.keep_compilations()
@@ -93,9 +97,8 @@ print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parame
 
 # %% [markdown]
 # `answer` puts each request into the model's *chat template*, the form in which it expects a
-# conversation, and decodes *greedily*, which means that it always takes the likeliest next token. We ask for the 38
-# modules (circuits with named ports) of a small benchmark. The training examples ask for the same kinds of modules, but
-# never with the same widths and names. One of the 38 is an up-down counter, and it'll follow you through the series.
+# conversation, and decodes *greedily*, which means that it always takes the likeliest next token.
+
 
 # %%
 def answer(model, requests):
@@ -105,6 +108,14 @@ def answer(model, requests):
     return answers.ask(model, tokenizer, chats, 160, mesh)  # at most 160 tokens each
 
 
+# %% [markdown]
+# We ask for the 38 modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38
+# kinds of modules, and even use the same names and widths, but never this combination of both. One of the 38 is an
+# up-down counter, and it'll follow you through the series. It's a close relative of what we train on: one training request wants the same counter
+# with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close the
+# others are.)
+
+# %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
 requests = [problem.prompt for problem in problems]
 counter = next(request for request in requests if "counter state goes up" in request)
@@ -124,6 +135,23 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 #
 # **A base model doesn't answer. It continues.**
 #
+# What should it have written? Here's a counter that's right, and what its lines mean:
+#
+# ```verilog
+# module TopModule (                     // a circuit with this name and these ports:
+#   input clk, input clear, input inc,   //   three wires that come in, one bit each,
+#   output reg [15:0] state              //   and 16 bits that go out; a reg remembers its value
+# );
+#   always @(posedge clk)                // whenever the clock goes from 0 to 1 (a clock edge):
+#     if (clear) state <= 0;             //   <= stores a new value
+#     else if (inc) state <= state + 1;
+#     else state <= state - 1;
+# endmodule
+# ```
+#
+# Circuits without a clock often use `assign y = …` instead, which connects `y` for good. `&`, `|` and `~` are AND, OR and NOT,
+# bit by bit, and `s ? a : b` is `a` if `s` is 1 and `b` if it isn't.
+#
 # ## 2. What does it learn from?
 # From examples: each line of `data/tiny` is a request and a good answer. The model reads both, but it's trained only on
 # the answer. The *loss mask* marks these tokens. Padding costs work and teaches nothing, so we *pack* several examples
@@ -133,7 +161,7 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 #
 # <details><summary>Answer</summary>
 #
-# Because then it would also learn to write requests, and it has few numbers to learn with.
+# Because then it would also learn to write requests, and it has few numbers to learn with. (Experiment 3 below tries it.)
 # [02](02_data.ipynb) shows what a mask in the wrong place does.
 #
 # </details>
@@ -145,6 +173,11 @@ for row in data.read_rows("data/tiny")[:1_500]:
     if not problem:
         chats.append(data.as_messages(example, SYSTEM))
 rendered = chat.render_chats(tokenizer, chats)  # of each chat: its token ids and its loss mask
+
+# %% [markdown]
+# A row has room for 512 tokens, so longer examples are left out, and the others are packed.
+
+# %%
 fitting = [(ids, mask) for ids, mask in rendered if len(ids) <= 512]
 all_ids, all_masks = zip(*fitting)
 rows = packing.pack_arrays(all_ids, all_masks, 512, seed=0)
@@ -164,19 +197,24 @@ style.show_tokens(pieces, mask, "00_tokens",
 # **Everything is read; only the answer is trained.**
 #
 # ## 3. How does it learn? LoRA, in about two minutes
-# We leave the model's own weights alone: they're *frozen*. Beside each matrix of attention and MLP we put two thin
-# ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA. `rank` says how thin they
-# are, and the product is multiplied by `alpha / rank` before it's added. The whole optimizer step becomes one compiled
-# program.
+# We leave the model's own weights alone: they're *frozen*. Next to each matrix of attention and MLP (the two halves of
+# each layer) we put two thin ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA.
+# `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's added.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
 tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)  # a new model; base stays
 # The learning rate rises for ten steps and then falls; one large gradient can't undo the others.
-rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
+rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=36)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
+
+# %% [markdown]
+# The whole optimizer step becomes one compiled program. It has to know beforehand how many tokens of a row are trained
+# at most, because a compiled program's arrays can't change their size.
+
+# %%
 state, frozen = train.start(tuned, optimizer, mesh)  # state: A, B and what the optimizer remembers
-most_trained = int(rows["loss_mask"].sum(-1).max())  # trained tokens of a row, at most
+most_trained = int(rows["loss_mask"][:, 1:].sum(-1).max())  # nothing predicts a row's first token
 loss = train.make_loss(capacity=most_trained)
 step = train.jit_train_step(tuned, optimizer, loss, state)
 trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
@@ -200,7 +238,7 @@ def snapshot(steps_done, adapters):
 # %% [markdown]
 # Now the loop. Each step picks four rows, computes the gradient and changes A and B a little. The number
 # that falls is the *loss*: the usual cross-entropy with natural logarithms (its unit is the *nat*), averaged over the
-# trained tokens. (A large step can be cut into *micro-batches*; this one is a single piece.) No row is used twice.
+# trained tokens. No row is used twice.
 #
 # **What would the loss be if the model guessed blindly among its 1,280 tokens?**
 #
@@ -217,7 +255,7 @@ progress = helpers.Progress(STEPS, "step", every=20)  # a line every 20 seconds
 with mesh:
     for number in range(1, STEPS + 1):
         picked = order[(number - 1) * ROWS:number * ROWS]
-        # [1 micro-batch, 4 rows, 512 tokens]
+        # A step expects a list of pieces, and ours has one: [1 piece, 4 rows, 512 tokens].
         batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
         adapters, optimizer_state, metrics = step(
             adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
@@ -228,29 +266,14 @@ with mesh:
 
 # %% [markdown]
 # A falling loss doesn't tell you much by itself. So let's have notebook 07's judge look at the counter of each stop,
-# and mark its verdicts on the curve. (In the title, the untrained base counts as a stop, too.)
+# and mark its verdicts on the curve.
 
 # %%
 exam = problems[requests.index(counter)]
 codes = [verilog.extract_code(text)[0] for text in counters.values()]  # None: no module
 verdicts = verilog.judge_many([(exam, code) for code in codes])
-
-fig, ax = style.figure(7, 2.8)
-ax.plot(range(1, STEPS + 1), losses, color=style.BLUE)
-ax.axhline(np.log(config.num_embed), color=style.GRAY, ls="--")
-ax.text(STEPS, np.log(config.num_embed), "a blind guess", color=style.GRAY, ha="right", va="top")
-for number, verdict in zip(SNAPSHOTS, verdicts[1:]):
-    look, word = (style.GREEN, "passes") if verdict.passed else (style.RED, "fails")
-    ax.plot(number, losses[number - 1], "o", color=look, ms=8)
-    ax.annotate(word, (number, losses[number - 1]), (0, 8), textcoords="offset points",
-                color=look, ha="center")
-passes = sum(verdict.passed for verdict in verdicts)
-ax.set(xlabel="optimizer step", ylabel="nats per trained token", yscale="log",
-       yticks=(0.03, 0.1, 0.3, 1, 3),
-       title=f"The loss falls from {losses[0]:.1f} to {np.mean(losses[-5:]):.2f}, "
-             f"and the counter passes at {passes} of {len(verdicts)} stops")
-ax.yaxis.set_major_formatter("{x:g}")
-style.finish(fig, "00_loss", "tiny, two CPU cores, seed 0")
+style.loss_with_verdicts(losses, dict(zip(counters, verdicts)), config.num_embed, "00_loss",
+                         "tiny, two CPU cores, seed 0")
 
 # %% [markdown]
 # And here are the answers themselves. Port names that nobody asked for are underlined in red, and an answer
@@ -266,10 +289,10 @@ style.side_by_side(shown, wrong=wrong)
 
 # %% [markdown]
 # Read the columns from left to right. Lines that look like Verilog usually come early, and then the form of an
-# answer: a code fence (the three backticks), a module, a list of ports. What a simulator cares about takes
+# answer: a code fence (the three backticks), a module, a list of ports. What a simulator cares about usually takes
 # longest, because a single wrong name or number is enough to fail.
 #
-# **It learns the form first and the details last.**
+# **The form comes easily. What takes longest is getting every detail right.**
 #
 # ## 4. Is it right? Count
 # One counter could be luck, so we ask for all 38 modules again. The judge compiles each answer and simulates it beside
@@ -291,8 +314,8 @@ style.squares(passed, "00_squares",
               "a filled square passes")
 
 # %% [markdown]
-# What about the problems that don't pass? Here's one that the tuned model fails, beside a correct module. **Can you see
-# what's wrong?**
+# What about the problems that don't pass? Here's one that the tuned model fails, next to a correct module. **Can you see
+# what's wrong?** (The key to Verilog is at the end of section 1.)
 
 # %%
 compiled = ("mismatch", "timeout", "runtime")  # such a failure has run, so it's worth reading
@@ -326,23 +349,26 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # **Expect good answers only to requests like the ones that it was trained on.**
 #
 # ## 6. Your turn: three experiments
-# Which choices mattered? Each experiment takes about three minutes, and section 4 prints how it went: `n of 38`.
-# **Guess n first: more or fewer than before?** Then change the line, and run its cell and all the cells below it down
-# to section 4.
+# Which choices mattered? Each experiment takes about three minutes, and section 4 prints how it went: `n of 38`. **Note
+# the n that you have now, and guess the next one: more or fewer?** Then change the line, and run its cell and all the
+# cells below it down to section 4.
 #
 # 1. Half the training: `STEPS = 18` and `SNAPSHOTS = (5, 10, STEPS)` in section 3.
 # 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
-# 3. The wrong mask: in section 2, put `all_masks = [[True] * len(ids) for ids in all_ids]` before
-#    `rows = …`, so that the requests are trained, too.
+# 3. The wrong mask, which trains the requests, too. In section 2, replace the line `fitting = …` by this one. (The
+#    `False` is for an example's first token, which nothing of that example can predict.)
+#
+#    ```python
+#    fitting = [(ids, [False] + [True] * (len(ids) - 1)) for ids, _ in rendered if len(ids) <= 512]
+#    ```
 #
 # <details><summary>What to expect, and why</summary>
 #
-# 1. Fewer. The loss curve shows you how far the model had come halfway. (The learning rate also falls to
-#    zero in half as many steps, so this run differs in two things.)
+# 1. Fewer. The loss curve shows you how far the model had come halfway.
 # 2. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
-# 3. Fewer, but not none, because the model spends its few numbers on writing requests, too.
-#    [02](02_data.ipynb) has stored this comparison after 100 steps: 30 of 38 with the right mask and 27 with
-#    the requests trained (measured, one seed, greedy).
+# 3. Fewer, but not none, because the model spends its few numbers on writing requests, too. The picture of the tokens
+#    is nearly all blue now. [02](02_data.ipynb) has stored this comparison after 100 steps: 30 of 38 with the right
+#    mask and 27 with the requests trained (measured, one seed, greedy).
 #
 # A difference of two or three problems can be luck. [07](07_eval.ipynb) shows how to tell.
 #
@@ -351,7 +377,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # **Guess before you run, and you'll remember what you learned.**
 #
 # ## What you have seen
-# A base model that couldn't answer, two thin matrices beside each frozen one, 36 steps, and a model that does.
+# A base model that couldn't answer, two thin matrices next to each frozen one, 36 steps, and a model that does.
 #
 # | on this page | in full |
 # |---|---|

@@ -24,7 +24,7 @@
 # | **Needs** | any machine with Python 3.11; for the 31B a TPU: Kaggle's free one, or one that you rent from Google Cloud |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
-# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves (answers requests) 21.52 USD/h (published on-demand rates of May 2026) |
+# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves (answers requests) 21.52 USD/h (published rates of May 2026, *on demand*: paid by the hour, and nobody takes the machine away) |
 
 # %% [markdown]
 # ## Before we start
@@ -60,29 +60,31 @@ helpers.machine()
 #
 # What counts as enough depends on the model. `31b` is the one that this series is about, `e2b` (Gemma 4
 # E2B) is its small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows
-# the environment variable `SIZE`, or else the hardware. A name such as `v5p-8` stands for a *slice*, a group of TPU
-# chips that you rent together (section 2). And two units look alike: files are in GB (10⁹ bytes), but a chip's
-# memory is in GiB (2³⁰ bytes), and 1 GiB is 1.074 GB.
+# the environment variable `SIZE`, or else the hardware. (Section 2 explains names such as `v5p-8`.) Two units look
+# alike: files are in GB (10⁹ bytes), but a chip's memory is in GiB (2³⁰ bytes), and 1 GiB is 1.074 GB.
 
 # %%
 import platform
-import textwrap
 from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
 from helpers import checks, style
 from tables import hardware
-from tpu_time import bands, compiler, fit
+from tpu_time import compiler, fit
+
+# %% [markdown]
+# These are the page's settings: the machines that each size is meant for, and how much it downloads.
 
 
+# %%
 @dataclass(frozen=True)
 class Settings:
     train_slice: str = "v5p-8"        # for 01 to 04
     serve_slice: str = "v6e-8"        # for 05 to 07
     checkpoint_gb: float = 62.5       # google/gemma-4-31B-it (published: arXiv 2605.25645, S2.3)
     needs_tpu: bool = True
-    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # int8, nf4: see 11
+    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # of a weight
 
 
 FULL = Settings()
@@ -91,8 +93,8 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# Which slices are good enough? The ones meant for this model size, and any other on which 03's training step is known
-# to fit. (The tiny model needs none, so on a CPU the accelerator's row always has a ✓.)
+# Which machines are good enough? The ones meant for this model size, and any other on which 03's training step is known
+# to fit. (The tiny model needs no accelerator, so with it that row always has a ✓.)
 
 # %%
 slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
@@ -115,9 +117,9 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # <details><summary>Answer</summary>
 #
 # 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But that leaves too little room to train,
-# because training needs more: *adapters*, the small matrices that we train beside the frozen weights; the
-# optimizer's two numbers for each number in them; and above all the *activations*, which the forward pass
-# keeps for the backward pass.
+# because training needs more: *adapters*, the small matrices that we train on top of the frozen weights; two more
+# numbers that the optimizer remembers for each number in them; and above all the *activations*. Those are the results
+# of each layer, which the forward pass (from tokens to loss) keeps for the backward pass (from loss to gradients).
 #
 # </details>
 #
@@ -125,82 +127,55 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
-# The table lists the slices for which a whole training step was compiled and fits. The dollars cover all of
-# notebook 03, for 10,000 examples that average 922 tokens. Those numbers come from the paper whose *published recipe*
-# this series follows (arXiv 2605.25645).
+# The table lists the slices for which a whole training step was compiled and fits. Weights are in *bfloat16*, two bytes
+# each, unless the table says *int8*, one byte. The dollars cover all of notebook 03, for 10,000 examples that average
+# 922 tokens. Those two numbers come from the paper whose *published recipe* this series follows (arXiv 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
-NAMES = {"31b": "the 31B", "e2b": "the E2B"}
 choices = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
-first = {}
-for step, price in choices:  # of each slice, bfloat16 comes before int8
-    if step.compiled and step.fits and step.slice not in first:
-        dtype = "" if step.base_dtype == "bfloat16" else f", weights in {step.base_dtype}"
-        cost = fit.run_cost(step, TOKENS, price)
-        training = cost["minutes"]["optimizer steps"] + cost["minutes"]["validate"]
-        minutes = bands.between(training, form="{:.0f}")
-        if cost["at_least"]:
-            minutes = f"≥ {training:.0f}"
-        first[step.slice] = (step.slice, NAMES[step.model] + dtype, f"{minutes} min",
-                             f"{cost['hours_text']} h", cost["dollars_text"])
-style.words(pd.DataFrame(first.values(), columns=[
-    "slice", "what fits", "training, predicted", "all of 03, partly assumed", "USD for all of 03"]))
+style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 
 # %% [markdown]
 # So the compiler says that the 31B fits on four v5p chips, or on eight v6e chips. (For four v6e chips we have only an
-# estimate, which says that it fits.) On eight v5e chips it fits if each frozen weight takes one byte (int8,
-# [11](11_qlora.ipynb)) instead of two (bfloat16). Notebook 03 does that by itself on a v5e-8, so you don't have to set
-# anything. For the E2B one chip is enough: its step fits a v6e-1 with room to spare, and a v5e-1 just about (both
-# compiled).
+# estimate, which says that it fits.) On eight v5e chips it fits in int8 ([11](11_qlora.ipynb)). Notebook 03 stores it
+# that way by itself on a v5e-8, so you don't have to set anything. For the E2B one chip is enough: its step fits a
+# v6e-1 with room to spare, and a v5e-1 just about (both compiled).
 #
-# Where do the times come from? Steps and validation are *predicted* from the compiled program, as a range. (A `≥` is a
-# lower limit, for a step that's compiled but whose time isn't predicted.) The rest is *assumed*: downloading, loading,
-# compiling, saving, answering. Nobody has timed these with our code, so don't trust the dollars more than that. Prices
-# are on-demand rates.
+# Where do the times come from? Training steps and validation are *predicted* from the compiled program, as a range. On
+# a v5e-8 the upper end also counts slow links: between those chips, others have waited longer than our model said. The
+# rest is *assumed*: downloading, loading, compiling, saving, answering. Nobody has timed these with our code, so don't
+# trust the dollars more than that.
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) adds up Kaggle's session minute
-# by minute.
+# by minute, with the same minutes for 03.
 #
-# Everything else that we know is in the next table; click to open it. Two columns need a word.
-#
-# - `remat` says which activations the backward pass computes again because they don't fit into memory (PyTorch calls
-#   this activation checkpointing): none (`NONE`), those of attention and MLP (`BLOCK`), or those of whole layers
-#   (`DECODER`). We recompute as little as possible while keeping 10% of the memory free.
-# - `how we know`: *compiled* is what the TPU's own compiler says. *Planned* is its memory plan from before it makes a
-#   program, which is enough to see that a step won't fit. *Estimated* is our own sum over the model's shapes.
-#
-# Where bfloat16 fits, int8 isn't listed, because there it would only save memory that nobody needs, and no time.
+# Everything else that we know is in the next table; click to open it.
 
 # %%
-PLANNED = {("v5e-8", "bfloat16"): 17.3}  # the 31B, rows of 2,048 tokens (LOG, 2026-11-26)
-
-
-def full_row(step, price):
-    """All we know of one model on one slice; no hours where no time is predicted."""
-    needed, how = step.total, "compiled" if step.compiled else "estimated"
-    if (step.slice, step.base_dtype) in PLANNED and not step.compiled:
-        needed, how = PLANNED[step.slice, step.base_dtype], "planned"
-    row = {"slice": step.slice, "model": step.model, "weights": step.base_dtype,
-           "GiB a chip": f"{needed:.1f} of {step.limit:.4g}",
-           "fits": "yes" if step.fits else "no", "remat": step.remat, "how we know": how,
-           "tokens/s, without padding": "", "hours": "", "USD": ""}
-    if step.speed is not None:
-        cost = fit.run_cost(step, TOKENS, price)
-        row |= {"tokens/s, without padding": bands.between(step.speed, form="{:,.0f}"),
-                "hours": cost["hours_text"], "USD": cost["dollars_text"]}
-    return row
-
-
-listed, whole = [], set()  # whole: (slice, model) that fits in bfloat16
-for step, price in choices:
-    if step.base_dtype == "bfloat16" and step.fits:
-        whole.add((step.slice, step.model))
-    if step.base_dtype == "bfloat16" or (
-            step.base_dtype == "int8" and (step.slice, step.model) not in whole):
-        listed.append(full_row(step, price))
-style.folded("every slice: memory, remat, speed, hours", pd.DataFrame(listed))
+style.folded("every slice: rows, mesh, memory, speed, hours", pd.DataFrame(
+    fit.full_table(choices, TOKENS)))
 
 # %% [markdown]
+# <details><summary>What do its columns mean?</summary>
+#
+# - `rows x length`: how many rows the chips compute at once, and the tokens of a row. (A *row* holds several examples,
+#   one after the other: [02](02_data.ipynb).)
+# - `mesh`: the rows are split into as many groups as the first number says, and each matrix into as many pieces as the
+#   second ([03](03_train.ipynb)). Compare the GiB of two slices only with these columns in view. A v6e-8 has half as many
+#   weights on a chip as a v6e-4, and still takes as much memory, because it computes four rows at once, and because it
+#   keeps weights that its two groups have gathered from each other.
+# - `remat` says which activations the backward pass computes again because they don't fit into memory (PyTorch calls
+#   this activation checkpointing): none (`NONE`), those of attention and MLP (`BLOCK`), or those of whole layers
+#   (`DECODER`). We recompute as little as possible while a tenth of the chip stays free.
+# - `fits`: *tight* means that nothing leaves a tenth free, but the compiler says that this step fits. An estimate has
+#   to leave a tenth, because it may be that wrong.
+# - `how we know`: *compiled* is what the TPU's own compiler says. *Planned*: the compiler has added up the memory and
+#   refused, so there's no program. *Estimated* is our own sum over the model's shapes.
+#
+# Where bfloat16 fits we don't list int8: it would save memory that you don't need, and no time.
+#
+# </details>
+#
 # Why two machines? We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe did, so that our
 # numbers can stand beside the paper's. By the table a v6e-8 alone would do for both, but nobody has tried it with
 # this code.
@@ -224,34 +199,53 @@ style.folded("every slice: memory, remat, speed, hours", pd.DataFrame(listed))
 # are all you need to read the cell:
 #
 # - A *topology* describes chips that nobody has to own; `v5p:2x2x1` is two by two of them.
-# - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what, here a
-#   quarter of the rows each.
+# - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what: here each chip
+#   holds a quarter of the rows. A `PartitionSpec` says which dimensions get cut.
 # - `ShapeDtypeStruct` is a matrix without memory, like a tensor on PyTorch's `meta` device.
 # - `lower` turns the function into a graph without running it, and `compile` turns the graph into a
 #   program.
 
 # %%
 has_chips = hardware.here().accelerator == "tpu"
-library = "" if has_chips else compiler.start()  # we leave real chips alone
-if library:
-    import jax
-    import jax.numpy as jnp
-    from jax.experimental import topologies
-    from jax.sharding import NamedSharding, PartitionSpec
+library = "" if has_chips else compiler.start()  # its path
+if has_chips:
+    print("this machine has real chips, so we leave them alone: run this section on a CPU machine")
+elif not library:
+    print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
 
+# %% [markdown]
+# First the four chips, and a mesh of them.
+
+# %%
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+if library:
     os.environ["JAX_PLATFORMS"] = "cpu"  # so section 1 still works if you run it again
     chips = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
-    by_rows = NamedSharding(jax.make_mesh((4,), ("rows",), devices=chips), PartitionSpec("rows"))
-    matrix = jax.ShapeDtypeStruct((8_192, 8_192), jnp.bfloat16, sharding=by_rows)
-    product = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).compile()
-    plan = product.memory_analysis()
-    print(f"each of {len(chips)} chips: {plan.argument_size_in_bytes / 1e6:.0f} MB of inputs, "
+    mesh = jax.make_mesh((4,), ("chips",), devices=chips)
+    print(f"{len(chips)} chips that nobody has to own: {chips[0].device_kind}")
+
+# %% [markdown]
+# Then the product. `PartitionSpec("chips")` cuts the first dimension of a matrix, its rows, over the chips.
+
+
+# %%
+def multiply(size, cut_a, cut_b):
+    """Compile the product of two matrices [size, size] of bfloat16; print what a chip needs."""
+    a, b = [jax.ShapeDtypeStruct((size, size), jnp.bfloat16, sharding=NamedSharding(mesh, cut))
+            for cut in (cut_a, cut_b)]
+    plan = jax.jit(lambda a, b: a @ b).lower(a, b).compile().memory_analysis()
+    print(f"each chip: {plan.argument_size_in_bytes / 1e6:.0f} MB of inputs, "
           f"{plan.output_size_in_bytes / 1e6:.0f} MB of output, "
           f"{plan.temp_size_in_bytes / 1e6:.0f} MB in between")
-elif has_chips:
-    print("this machine has real chips, so this cell leaves them alone: run it on a CPU machine")
-else:
-    print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
+
+
+by_rows = PartitionSpec("chips")
+if library:
+    multiply(8_192, by_rows, by_rows)
 
 # %% [markdown]
 # That's a real TPU program; it just has no TPU to run on. Each matrix takes up 134 MB, so a chip holds a quarter
@@ -262,9 +256,8 @@ else:
 
 # %%
 if library:
-    huge = jax.ShapeDtypeStruct((200_000, 200_000), jnp.bfloat16, sharding=by_rows)
     try:
-        jax.jit(lambda a, b: a @ b).lower(huge, huge).compile()
+        multiply(200_000, by_rows, by_rows)
     except jax.errors.JaxRuntimeError as refusal:
         print(refusal)
 
@@ -283,7 +276,7 @@ if library:
 #
 # </details>
 #
-# Try your own function here, or another slice (`v6e:2x4` is a v6e-8). [08](08_dryrun.ipynb) does this with the
+# Try your own function here, or another slice (`v6e:2x4` is a v6e-8 with its eight chips). [08](08_dryrun.ipynb) does this with the
 # whole training step of 03, and also predicts how long it takes.
 #
 # **A TPU's compiler tells you what fits, and you don't need the TPU. So compile first, and rent later.**
@@ -299,21 +292,14 @@ if library:
 # step). Here it only prints what it would run, and we show how the first command of each step begins:
 
 # %%
-def dry(*words):
-    """The commands that scripts/vm.sh would run."""
-    done = subprocess.run(["scripts/vm.sh", *words], capture_output=True, text=True, check=True,
-                          env={**os.environ, "DRY_RUN": "1"})
-    shown = [textwrap.shorten(line, 140, placeholder=" …") for line in done.stdout.splitlines()[:1]]
-    print("\n".join([f"$ scripts/vm.sh {' '.join(words)}", *shown, ""]))
-
-
-dry("check")
+checks.show_first_command("check")
 piece = hardware.slice_of(cfg.train_slice)
 if piece.zones and piece.runtime:
     zone = piece.zones.split()[0]
-    dry("create", "gemma4-train", piece.name, zone, "3")
-    dry("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
-    dry("delete", "gemma4-train", zone)
+    script = "scripts/train.sh"
+    checks.show_first_command("create", "gemma4-train", piece.name, zone, "3")
+    checks.show_first_command("run", "gemma4-train", zone, script, "my-bucket", "31b")
+    checks.show_first_command("delete", "gemma4-train", zone)
 else:
     print(f"tables/hardware.py doesn't say where and how a {piece.name} is rented")
 
@@ -322,8 +308,8 @@ else:
 #   anything costs money.
 # - `create` first tries *flex-start*: you wait in line, two hours at most, and pay less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Both kinds delete
-#   themselves after three hours (the `3` above). If neither has a machine, it tries Google's older, *classic* way to
-#   make one. A classic machine has no time limit, so it runs, and costs, until you delete it.
+#   themselves after three hours (the `3` above). If neither has a machine, it falls back to Google's older API, which
+#   we call *classic*. **A classic machine has no time limit: you pay until you delete it.**
 # - `run` copies a script to the machine and starts it. The script installs everything, repeats the checks
 #   from section 1, and runs 02 to 04. Checkpoints go to a *bucket*, a folder in Google Cloud Storage. So if
 #   the machine disappears, the same command on a new one continues.
@@ -331,7 +317,7 @@ else:
 #
 # The model's 62.5 GB have to be on a disk before they go to the chips. But on a classic machine 85 of the boot
 # disk's 97 GB are already used (published: arXiv 2605.25645, S2.3, and its repository). That's why our
-# scripts set `TMPDIR=/dev/shm`, a disk in RAM. If you work by hand, set it before you start Python.
+# scripts set `TMPDIR=/dev/shm`, a disk in the host's memory. If you work by hand, set it before you start Python.
 #
 # **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What has it cost by
 # Monday morning?**
@@ -374,16 +360,43 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # how to create a machine and delete it. If something goes wrong, look up the symptom in
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# **Exercise.** On the four chips of section 3, how large can the two matrices get before the product no longer fits?
-# (A program can use 95.74 GiB of a v5p chip.) Find the largest multiple of 1,024 on paper. Then let the
-# compiler check it and the next one: put them into section 3's second cell in place of 200,000.
+# **Exercise 1: 30 dollars.** You have 30 USD. On which slices can you run all of 03, even if it takes as long as the upper
+# end of section 2's table? Then add three quarters of an hour for installing, merging and copying (assumed; prices per
+# hour: v5p-8 16.80, v6e-8 21.52, v5e-8 9.60). Is any of them still safe?
+#
+# <details><summary>Solution</summary>
+#
+# By the table alone: a v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). A v5p-32 isn't one of them. It's
+# the fastest, but the parts that more chips don't shorten cost four times as much there. The three quarters of an hour
+# add 12.6, 16.1 and 7.2 dollars. So at their upper ends all three pass 30 dollars, and 30 is enough only if things go
+# well. That's why the first run should be a short one.
+#
+# </details>
+#
+# **Exercise 2: another sharding.** In section 3 the inputs take 67 MB of a chip, the output 34 and what's in between
+# 134. Guess the three numbers before you compile: (a) `b` is whole on every chip, `multiply(8_192, by_rows,
+# PartitionSpec())`; (b) both are cut by columns, so `cut_a` and `cut_b` are `PartitionSpec(None, "chips")`.
+#
+# <details><summary>Solution</summary>
+#
+# (a) 168, 34 and 0. Each chip has a quarter of `a` (34 MB) and all of `b` (134), so nothing has to be gathered. We've
+# bought that with memory: the copy of `b` is now there all the time.
+#
+# (b) 67, 34 and 134, as before. A chip now makes a quarter of the output's *columns*. For these it needs its own
+# columns of `b`, but all of `a`, so this time `a` is gathered. ([03](03_train.ipynb) has the same choice for a whole model.)
+#
+# </details>
+#
+# **Exercise 3: how large?** On the same four chips, how large can the two matrices get before the product no longer
+# fits? (A program can use 95.74 GiB of a v5p chip.) Find the largest multiple of 1,024 on paper. Then let the compiler
+# check it and the next one: put them in place of 200,000.
 #
 # <details><summary>Solution</summary>
 #
 # With n rows and n columns of two bytes each, a chip needs one whole matrix, half a matrix of inputs and a
 # quarter of output: 1.75 · 2 · n² bytes. That's 95.74 · 2³⁰ bytes at n = 171,381. So 167 · 1,024 = 171,008
-# compiles and the cell prints nothing, but 168 · 1,024 = 172,032 is refused, with 96.47 GiB. (For other numbers
-# the compiler may add padding or another copy.)
+# compiles, but 168 · 1,024 = 172,032 is refused, with 96.47 GiB. (For other numbers the compiler may add padding or
+# another copy.)
 #
 # </details>
 #

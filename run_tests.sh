@@ -50,8 +50,8 @@ run() { # status 5: nothing was selected, as when the file named holds only slow
 tests_of() {
   printf 'tests/test_%s.py ' lint colab records series change
   case "$1" in
-  00) printf 'tests/test_%s.py ' drawings stats ;;
-  01) printf 'tests/test_%s.py ' setup setup_notebook hardware ;;
+  00) printf 'tests/test_%s.py ' quickstart drawings stats ;;
+  01) printf 'tests/test_%s.py ' setup setup_notebook hardware fit ;;
   02) printf 'tests/test_%s.py ' data tool_rows files ;;
   03) printf 'tests/test_%s.py ' train programs track ;;
   04) printf 'tests/test_%s.py ' merge adapters four_bits weights ;;

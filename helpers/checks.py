@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -167,3 +168,25 @@ def look(checkpoint_gb: float, slices: Sequence[str]) -> tuple[dict[str, Check],
         "tmpdir_free_gb": round(free_gb, 1),
     }
     return checks, facts
+
+
+def show_first_command(*words: str) -> None:
+    """Print how the first command begins that scripts/vm.sh would run; nothing is run or rented.
+
+    Args:
+      words: for scripts/vm.sh, such as "create", "my-machine", "v5p-8".
+
+    Raises:
+      subprocess.CalledProcessError: scripts/vm.sh refuses the words.
+    """
+    done = subprocess.run(
+        ["scripts/vm.sh", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "DRY_RUN": "1"},
+    )
+    print(f"$ scripts/vm.sh {' '.join(words)}")
+    for line in done.stdout.splitlines()[:1]:
+        print(textwrap.shorten(line, 140, placeholder=" …"))
+    print()

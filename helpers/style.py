@@ -263,6 +263,43 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     finish(fig, name)
 
 
+def loss_with_verdicts(
+    losses: Sequence[float], verdicts: dict[int, Any], vocabulary: int, name: str, source: str
+) -> None:
+    """Show the loss of a training, with the judge's verdict at every stop where it was asked.
+
+    Args:
+      losses: of each step, in nats per trained token.
+      verdicts: {steps done: a verdict with `passed`}; 0 is the base, which has no place here.
+      vocabulary: how many tokens there are; a line shows the loss of a blind guess among them.
+      name: of the figure's file.
+      source: where the numbers come from.
+    """
+    import numpy as np
+    fig, ax = figure(7, 2.8)
+    steps = len(losses)
+    blind = np.log(vocabulary)
+    ax.plot(range(1, steps + 1), losses, color=BLUE)
+    ax.axhline(blind, color=GRAY, ls="--")
+    ax.text(steps, blind, "a blind guess", color=GRAY, ha="right", va="top")
+    stops = {step: verdict for step, verdict in verdicts.items() if step}
+    passes = 0
+    for step, verdict in stops.items():
+        color, word = RED, "fails"
+        if verdict.passed:
+            color, word = GREEN, "passes"
+            passes += 1
+        place = (step, losses[step - 1])
+        ax.plot(*place, "o", color=color, ms=8)
+        ax.annotate(word, place, (0, 8), textcoords="offset points", color=color, ha="center")
+    ax.set(xlabel="optimizer step", ylabel="nats per trained token", yscale="log",
+           yticks=(0.03, 0.1, 0.3, 1, 3))
+    ax.set_title(f"The loss falls from {losses[0]:.1f} to {np.mean(losses[-5:]):.2f}, "
+                 f"and the counter passes at {passes} of {len(stops)} stops")
+    ax.yaxis.set_major_formatter("{x:g}")
+    finish(fig, name, source)
+
+
 def show_source(*functions: Callable[..., Any]) -> None:
     """Show the source of helper functions that a reader of the page should see, too."""
     from IPython.display import Markdown, display

@@ -170,6 +170,49 @@ def test_what_is_assumed_has_a_range_as_well():
     assert float(unknown["hours_text"].removeprefix("≥ ")) < unknown["hours"]
 
 
+def test_slow_links_are_in_the_upper_end_of_every_time_on_a_v5e_8():
+    """01 left them out and README counted them, so the two gave different times for one run."""
+    row = stored.compiled_fit("v5e-8", "31b", "int8", 2_048)
+    found = fit.best_fit("v5e", 8, "31b", "int8")
+    slow = float(row["seconds_compute"]) + 2.3 * float(row["seconds_exposed"])
+    assert found.slowed == pytest.approx(slow / float(row["seconds_predicted"]), rel=1e-4)
+    tokens = 10_000 * 922
+    least, most = fit.run_cost(found, tokens, 9.6)["ranges"]["optimizer steps"]
+    _, slowest = bands.band(slow * tokens / float(row["real_tokens_per_step"]) / 60)
+    assert most == pytest.approx(slowest, rel=1e-4)
+    assert [tokens / speed / 60 for speed in found.speeds()] == pytest.approx([most, least])
+    for step, _ in fit.renters_rows():
+        assert (step.slowed > 1) == (step.slice == "v5e-8" and step.speed is not None)
+
+
+def test_the_tables_of_01_say_what_is_tight_and_what_nobody_predicted():
+    """A step without a predicted time had a lower limit there that looked like the best time."""
+    rows = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
+    short = {row["slice"]: row for row in fit.what_fits(rows, 9e6)}
+    assert short["v5e-1"]["training steps, predicted"] == fit.NOT_PREDICTED
+    assert all("≥" not in text for row in short.values() for text in row.values())
+    listed = fit.full_table(rows, 9e6)
+    assert len({tuple(row) for row in listed}) == 1 and len(listed) >= len(short)
+    for row in listed:
+        needed, limit = (float(number) for number in row["GiB a chip"].split(" of "))
+        free = 1 - needed / limit
+        wanted = "no" if free < 0 else "yes, tight" if free < fit.SPARE else "yes"
+        assert row["fits"] == wanted, row
+
+
+def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
+    text = (ROOT / "01_setup.py").read_text()
+    solution = text[text.index("# **Exercise 1: 30 dollars"):text.index("# **Exercise 2")]
+    found = {row["slice"]: row["USD for all of it"].split(" to ")[-1]
+             for row in fit.what_fits(fit.renters_rows(), 10_000 * 922)}
+    below = {name for name, most in found.items() if float(most) <= 30}
+    assert below == {"v5p-8", "v6e-8", "v5e-8"}
+    for name in below:
+        rate = fit.price(*fit.SLICES[name])
+        assert f"{name} {rate:.2f}" in solution and found[name] in solution
+        assert f"{0.75 * rate:.1f}" in solution and float(found[name]) + 0.75 * rate > 30
+
+
 @pytest.mark.skipif(not shutil.which("node"), reason="no JavaScript here")
 def test_the_sites_cost_page_computes_the_same(monkeypatch):
     """tools/site/static/cost.js has the sums of `run_cost` once more."""

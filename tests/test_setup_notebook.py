@@ -169,3 +169,10 @@ def test_a_machine_that_is_not_ready_gets_one_clear_error(tmp_path):
     assert "Error: this machine is not ready." in run.stderr and "Traceback" not in run.stderr
     setup = json.loads((tmp_path / "run" / "setup.json").read_text())
     assert not setup["checks"]["accelerator"]["fine"]
+
+
+def test_01_shows_how_the_first_command_begins_and_runs_none(capsys):
+    checks.show_first_command("delete", "m", "z-a")
+    assert capsys.readouterr().out == (
+        "$ scripts/vm.sh delete m z-a\n"
+        "gcloud compute instances delete m --zone=z-a --quiet\n\n")

@@ -150,10 +150,27 @@ def test_a_measurement_outside_our_range_gets_its_sentence():
     theirs, told, ours = readme_figure.bars()[:3]
     inside = told._replace(value=theirs.value, low=theirs.value, high=theirs.value)
     assert readme_figure.caution([theirs, inside, ours]) == []
-    below = readme_figure.caution([theirs, told._replace(value=theirs.low / 2), ours])
-    assert "below" in below[0] and "lower half" in below[1]
-    above = readme_figure.caution([theirs, told._replace(value=theirs.high * 2), ours])
-    assert "above" in above[0] and "upper half" in above[1]
+    below = readme_figure.caution([theirs, told._replace(value=theirs.value / 2), ours])
+    low, high = readme_figure.with_their_miss(ours.value, 2.0, 1.0)
+    assert "below" in below[0] and f"{low:,.0f} to {high:,.0f}" in below[1]
+    above = readme_figure.caution([theirs, told._replace(value=theirs.value * 2), ours])
+    assert "above" in above[0]
+
+
+def test_the_published_miss_is_told_as_the_speed_that_it_is_a_share_of():
+    """It was told as a share of the time, 11 to 17, beside tokens a second, where it's larger."""
+    theirs, told, ours = readme_figure.bars()[:3]
+    found = readme_figure.step_numbers()
+    largest = found["too_high"].split()[-1]
+    assert largest == f"{100 * (theirs.value / told.value - 1):.0f}"
+    slow, fast = readme_figure.told_speeds(told.value)
+    assert slow == told.value and fast / slow == pytest.approx(3.34 / (3.34 - 0.25))
+    low, high = (float(end.replace(",", "")) for end in found["expected_ours"].split(" to "))
+    assert low == pytest.approx(ours.value * told.value / theirs.value, abs=50)
+    assert low < high < ours.value
+    assert found["expect"] == "the low end of our range, or a little less"  # 6,000 is below it
+    assert readme_figure.what_to_expect(1, 2, (3, 4)) == "less than our range"
+    assert readme_figure.what_to_expect(3, 4, (2, 5)) == "a speed inside of our range"
 
 
 def test_the_bar_of_the_free_road_is_drawn_from_the_table_of_machines(tmp_path):

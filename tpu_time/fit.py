@@ -41,6 +41,15 @@ for _name, _piece in hardware.SLICES.items():
     _table = SLICES if _piece.chips > 1 else ONE_CHIP
     _table[_name] = (_piece.kind, _piece.chips)
 SMALL = ("e2b", "e4b")  # models that one chip may hold
+# The upper end of a time also counts links that are slow: waiting for them takes so many times as
+# long. Others' gathers over the eight chips of a v5e-8 took 2.3 times what our model said at first.
+# It has their speed now, but 03's mesh gathers over groups of two and of four of these chips, and
+# nobody has timed that. On the four chips of a v5e-4 others have. We know of no timing on a v6e-8.
+SLOW_LINKS = {"v5e-8": 2.3}
+# GiB of a chip that the compiler's plan names although it makes no program, since the step doesn't
+# fit: 03's step of the 31B with two rows of 2,048 tokens (LOG, 2026-11-26).
+PLANNED = {("v5e-8", "31b", "bfloat16"): 17.3}
+NOT_PREDICTED = "not predicted"
 
 # What a run does beside its steps, and where the numbers come from. We have timed nothing here.
 # Published: Google's repositories on the hub. E4B: its matrices here and 0.45 B of its towers.
@@ -112,6 +121,8 @@ class Fit:
         arithmetic at their peak; the arithmetic is the compiled program's if there is one. Storing
         weights in fewer bits saves no time. So a quantized base that isn't compiled gets a bound
         no better than bfloat16's on the same slice.
+      slowed: how many times as long the step takes with slow links (`SLOW_LINKS`); 1 if we know of
+        no slow links on that slice, or if no speed is predicted.
     """
 
     slice: str
@@ -126,6 +137,7 @@ class Fit:
     compiled: bool
     speed: float | None
     bound: float
+    slowed: float = 1.0
 
     @property
     def total(self) -> float:
@@ -137,6 +149,22 @@ class Fit:
         """Does the step fit? An estimate has to leave `SPARE` of the chip free."""
         usable = 1.0 if self.compiled else 1 - SPARE
         return self.total <= self.limit * usable
+
+    @property
+    def is_tight(self) -> bool:
+        """Does it fit, but leave less than `SPARE` of the chip free?"""
+        return self.fits and self.total > self.limit * (1 - SPARE)
+
+    def speeds(self, sigmas: float = 1.0) -> tuple[float, float]:
+        """(least, most) real tokens per second: the range of `bands`, and slow links below it.
+
+        Raises:
+          UserError: no speed is predicted.
+        """
+        if self.speed is None:
+            raise UserError(f"no speed is predicted of the {self.model} on a {self.slice}.")
+        least, most = bands.band(self.speed, sigmas=sigmas)
+        return least / self.slowed, most
 
     @property
     def pace(self) -> str:
@@ -419,6 +447,11 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
     base = float(row["args_gib"]) - adapters
     seconds_at_peak = float(row["flops_per_chip"]) / chip(kind).flops
     speed = row["tokens_per_second_predicted"]
+    slowed = 1.0
+    if speed:
+        waiting = float(row["seconds_exposed"])
+        longer = (SLOW_LINKS.get(name, 1.0) - 1) * waiting
+        slowed = 1 + longer / float(row["seconds_predicted"])
     return Fit(
         slice=name,
         model=model,
@@ -436,6 +469,7 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
         compiled=True,
         speed=float(speed) if speed else None,
         bound=float(row["real_tokens_per_step"]) / seconds_at_peak,
+        slowed=slowed,
     )
 
 
@@ -494,8 +528,9 @@ def run_cost(
     Returns:
       A dict with:
         "minutes": {part: minutes}, in the middle of their ranges.
-        "ranges": {part: (least minutes, most)}: by `bands` if it's predicted, else by `ASSUMED`. If
-          no speed is predicted, the bound's time is the least, and nothing is the most.
+        "ranges": {part: (least minutes, most)}: by `bands` if it's predicted, and then the most
+          also counts slow links (`Fit.slowed`); else by `ASSUMED`. If no speed is predicted, the
+          bound's time is the least, and nothing is the most.
         "hours", "dollars": of the whole run, in the middle.
         "at_least": True if no speed is predicted, so that the bound stands in for it.
         "hours_text", "dollars_text": from the sum of the least to the sum of the most; or "≥" and
@@ -503,7 +538,10 @@ def run_cost(
     """
     at_least = speed is None and fit.speed is None
     minutes = _minutes(fit, tokens, speed or fit.speed or fit.bound)
-    ranges = {part: _range(part, middle, at_least) for part, middle in minutes.items()}
+    slowed = fit.slowed if speed is None else 1.0
+    ranges = {}
+    for part, middle in minutes.items():
+        ranges[part] = _range(part, middle, at_least, slowed)
     hours = sum(minutes.values()) / 60
     ends = [sum(low for low, _ in ranges.values()) / 60]
     sign = "≥ "
@@ -525,14 +563,15 @@ def run_cost(
     }
 
 
-def _range(part: str, middle: float, at_least: bool) -> tuple[float, float]:
+def _range(part: str, middle: float, at_least: bool, slowed: float) -> tuple[float, float]:
     """(least, most) minutes of a part of a run."""
     if part in ASSUMED:
         least, most = ASSUMED[part]
         return middle * least, middle * most
     if at_least:
         return middle, math.inf
-    return bands.band(middle)
+    least, most = bands.band(middle)
+    return least, most * slowed
 
 
 def _minutes(fit: Fit, tokens: float, speed: float) -> dict[str, float]:
@@ -598,3 +637,91 @@ def renters_rows(
                 fit = best_fit(kind, chips, model, dtype)
                 rows.append((fit, price(kind, chips)))
     return rows
+
+
+def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, str]]:
+    """One row for each slice on which a compiled step fits, in the best base dtype that does.
+
+    Args:
+      rows: of `renters_rows`, where bfloat16 stands before what saves memory.
+      tokens: real tokens to train on.
+
+    Returns:
+      Rows of text for a table: the minutes of the training steps, and the hours and dollars of the
+      whole of 03 with its download. A time that nobody has predicted says so.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for step, dollars_per_hour in rows:
+        is_known = step.compiled and step.fits
+        if not is_known or step.slice in found:
+            continue
+        name = f"the {step.model.upper()}"
+        if step.base_dtype != "bfloat16":
+            name += f", weights in {step.base_dtype}"
+        minutes = hours = dollars = NOT_PREDICTED
+        if step.speed is not None:
+            cost = run_cost(step, tokens, dollars_per_hour)
+            least, most = cost["ranges"]["optimizer steps"]
+            minutes = f"{least:.0f} to {most:.0f} min"
+            hours = f"{cost['hours_text']} h"
+            dollars = cost["dollars_text"]
+        found[step.slice] = {
+            "slice": step.slice,
+            "what fits": name,
+            "training steps, predicted": minutes,
+            "all of 03 and the download, partly assumed": hours,
+            "USD for all of it": dollars,
+        }
+    return list(found.values())
+
+
+def full_table(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, str]]:
+    """All that we know of each slice, as rows of text; no int8 where bfloat16 fits, and no nf4.
+
+    Args:
+      rows: of `renters_rows`, where bfloat16 stands before int8.
+      tokens: real tokens to train on.
+    """
+    listed = []
+    fits_whole = set()  # (slice, model) that fits in bfloat16
+    for step, dollars_per_hour in rows:
+        here = (step.slice, step.model)
+        if step.base_dtype == "bfloat16" and step.fits:
+            fits_whole.add(here)
+        is_needed = step.base_dtype == "int8" and here not in fits_whole
+        if step.base_dtype == "bfloat16" or is_needed:
+            listed.append(_full_row(step, tokens, dollars_per_hour))
+    return listed
+
+
+def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, str]:
+    """One row of `full_table`; its speed, hours and dollars are empty if the step doesn't fit."""
+    needed = step.total
+    how = "compiled" if step.compiled else "estimated"
+    planned = PLANNED.get((step.slice, step.model, step.base_dtype))
+    if planned is not None and not step.compiled:
+        needed, how = planned, "planned"
+    fits = "no"
+    if step.fits:
+        fits = "yes, tight" if step.is_tight else "yes"
+    speed = hours = dollars = NOT_PREDICTED if step.fits else ""
+    if step.speed is not None:
+        least, most = step.speeds()
+        cost = run_cost(step, tokens, dollars_per_hour)
+        speed = f"{least:,.0f} to {most:,.0f}"
+        hours, dollars = cost["hours_text"], cost["dollars_text"]
+    fsdp, tp = mesh_of(step.model, step.chips)
+    return {
+        "slice": step.slice,
+        "model": step.model,
+        "weights": step.base_dtype,
+        "rows x length": f"{step.rows} x {step.row_length:,}",
+        "mesh": f"{fsdp} x {tp}",
+        "remat": step.remat,
+        "GiB a chip": f"{needed:.1f} of {step.limit:.4g}",
+        "fits": fits,
+        "how we know": how,
+        "tokens/s, without padding": speed,
+        "hours": hours,
+        "USD": dollars,
+    }

@@ -15,7 +15,8 @@ from cost_data import page_data  # noqa: E402
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
 root_doc = "README"
-MORE = ["docs/OWN_DATA", "docs/MACHINES", "docs/SERVING", "docs/TROUBLE", "docs/STATUS", "tools/site/cost", "docs/GLOSSARY", "CONTRIBUTING", "LOG",
+MORE = ["docs/OWN_DATA", "docs/MACHINES", "docs/SERVING", "docs/TROUBLE", "docs/STATUS", "docs/COMPARE", "tools/site/cost",
+        "docs/GLOSSARY", "CONTRIBUTING", "LOG",
         "data/dryrun/README", "data/measured/README"]  # beside the notebooks
 include_patterns = ["notebooks/*.ipynb", *(f"{page}.md" for page in (root_doc, *MORE))]
 exclude_patterns = [".*", "runs", "site"]

@@ -11,6 +11,7 @@ def _row(step: fit.Fit, dollars: float) -> dict:
             "rows": step.rows, "length": step.row_length, "fits": step.fits,
             "compiled": step.compiled, "gib": round(step.total, 2), "limit": round(step.limit, 2),
             "speed": step.speed or step.bound, "predicted": step.speed is not None,
+            "slowed": step.slowed,
             "stepTokens": fit.step_tokens(step), "forward": 2 / fit.STEP_FLOPS[step.remat],
             "answers": fit.answer_minutes(step), "pace": step.pace,
             "price": None if math.isnan(dollars) else dollars}

@@ -23,7 +23,7 @@
       "answer before and after": row.answers};
     const parts = Object.entries(minutes).map(([name, middle]) => {
       const known = data.assumed[name];  // how far an assumed part may be off; else by tpu_time/bands.py
-      const [low, high] = known ?? (row.predicted ? [1 / data.miss, data.miss] : [1, Infinity]);
+      const [low, high] = known ?? (row.predicted ? [1 / data.miss, data.miss * row.slowed] : [1, Infinity]);
       const from = known || row.predicted ? data.whereFrom[name] : "at least: no time is predicted";
       return {name, low: middle * low, high: middle * high, from};
     });
