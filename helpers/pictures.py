@@ -10,14 +10,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers import style
+from helpers import packing, style
 from tables import architecture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flax import nnx
 
+    from helpers.packing import Packed
     from helpers.train import Batch
 
 LIGHT_GRAY = np.array([0.93, 0.93, 0.93])
@@ -100,6 +101,31 @@ def _name_positions(ax: Axes, row: "Batch", tokens: np.ndarray) -> None:
         return
     first, last = row.positions[tokens[0]], row.positions[tokens[-1]]
     ax.text(tokens.mean(), 2.9, f"{first}…{last}", ha="center", va="top", fontsize=9)
+
+
+def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]") -> Figure:
+    """Ten rows with one example each, above the first ten packed rows.
+
+    Args:
+      packed: the four arrays of `packing.pack_arrays`.
+      ids, masks: of the examples; the first ten are drawn alone.
+    """
+    length = packed["tokens"].shape[1]
+    single_rows = []
+    for example, mask in zip(ids[:10], masks[:10], strict=True):
+        single_rows.append(packing.pack_arrays([example], [mask], length, seed=0))
+    alone = {}
+    for name in packed:
+        alone[name] = np.concatenate([row[name] for row in single_rows])
+
+    ten_alone = (alone["segment_ids"] > 0).mean()
+    is_real = packed["segment_ids"] > 0
+    fig, (upper, lower) = style.figure(7.74, 4.6, rows=2)
+    style.draw_rows(upper, alone, f"One example per row: these ten are {ten_alone:.0%} full")
+    style.draw_rows(lower, packed, f"Packed: these ten are {is_real[:10].mean():.0%} full, all "
+                                   f"{is_real.mean():.0%}")
+    lower.set(xlabel="token of the row (white: padding; light: context; dark: trained)")
+    return fig
 
 
 def draw_loss(log: pd.DataFrame, steps: int, clip: float) -> Figure:

@@ -855,7 +855,7 @@ def test_what_a_close_row_does_not_share_is_named():
     rows = data.closest_rows({"counter": (0.8, 1), "far": (0.0, -1)}, exams,
                              ["a wire", "A counter of 32 BITS"], 4)
     assert rows == [{"evaluation prompt": "counter", "shared runs": "80%",
-                     "words only it has": "16 .", "words only the closest row has": "32"}]
+                     "only in the exam": "16 .", "only in the closest training row": "32"}]
 
 
 def test_a_chat_on_one_line():
