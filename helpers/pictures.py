@@ -1,6 +1,7 @@
 """The figures and tables of notebooks 03 and 04; every number in them comes from the caller."""
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,22 +185,41 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
 # ── Tables ──
 
 
-def adapter_table(modules: "Mapping[str, Mapping[str, nnx.Variable]]") -> pd.DataFrame:
+MAKES = {  # what a module of Tunix's Gemma 4 makes
+    "q_einsum": "queries",
+    "k_einsum": "keys, which are the values, too",
+    "kv_einsum": "keys and values",
+    "attn_vec_einsum": "attention's output",
+    "gate_proj": "MLP, the gate",
+    "up_proj": "MLP, wider",
+    "down_proj": "MLP, back again",
+}
+
+
+def adapter_table(
+    modules: "Mapping[str, Mapping[str, nnx.Variable]]", kinds: "Sequence[str]"
+) -> pd.DataFrame:
     """The shapes of A and B by kind of module, how many modules are alike, and their numbers.
 
     Args:
       modules: from `gemma.adapted_modules`.
+      kinds: of the layers, from `gemma.layer_kinds`.
     """
     rows = []
     for path, pair in modules.items():
         a, b = pair["a"], pair["b"]
-        kind = path.rpartition(".")[2]
-        rows.append({"module": kind, "A": a.shape, "B": b.shape, "numbers": a.size + b.size})
-    by_shape = pd.DataFrame(rows).groupby(["module", "A", "B"], sort=False)
-    table = by_shape.numbers.agg(["size", "sum"]).reset_index()
-    table.columns = ["module", "A", "B", "modules", "numbers"]
-    table["numbers"] = table.numbers.map("{:,}".format)
-    return table
+        name = path.rpartition(".")[2]
+        layer = re.match(r"layers\.(\d+)\.", path)
+        kind = kinds[int(layer[1])] if layer else ""
+        rows.append({"module": name, "makes": MAKES.get(name, ""), "layers": kind,
+                     "A": a.shape, "B": b.shape, "numbers": a.size + b.size})
+    groups = []
+    for (name, makes, a, b), alike in pd.DataFrame(rows).groupby(
+            ["module", "makes", "A", "B"], sort=False):
+        layers = " and ".join(sorted(set(alike.layers)))
+        groups.append({"module": name, "makes": makes, "in layers": layers, "A": a, "B": b,
+                       "modules": len(alike), "numbers": f"{alike.numbers.sum():,}"})
+    return pd.DataFrame(groups)
 
 
 def adapter_share(config: architecture.Config, rank: int) -> float:
