@@ -107,7 +107,8 @@ from tables.stored import settings_here
 # 31B's mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds). The table shows the
 # values of your size. Three of them need more words:
 #
-# - `mesh` is empty in the table, so the page chooses. It takes as much `tp` as the heads allow.
+# - `mesh` is how many devices there are along `fsdp` and along `tp`. If it's empty, the page takes as much `tp` as the
+#   heads allow.
 # - `base_dtype` says how the frozen weights are stored. If it's empty, they're stored as `dtype` says, usually in
 #   bfloat16, which takes two bytes a number. int8 takes one byte, but it has to round the weights.
 # - An *epoch* is one pass over all rows. `epochs` may be a fraction.
@@ -491,24 +492,32 @@ again = earlier = None  # frees their arrays
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. What does the compiler make of another mesh? Compile this page's step for `(1, 4)` and for `(4, 1)`, with four rows,
-#    and count the collectives in its program. Before you run it: which mesh has more all-gathers, and what are they for?
+# 1. Do the weights travel with `fsdp`, and the activations with `tp`? A compiled program says so. Compile this page's
+#    step for `(1, 4)` and for `(4, 1)`, with four rows, and list the shapes that its all-gathers bring together. Which
+#    shapes do you expect in which program?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
 # import re
+# from collections import Counter
 #
-# KINDS = ("all-gather", "all-reduce", "reduce-scatter")
 # for shape in ((1, 4), (4, 1)):
 #     other = gemma.make_mesh(config, shape)
 #     cut = programs.abstract(config, cfg, other)
 #     step = train.lower_step(cut, optimizer, loss_fn, other, (1, 4, length))
 #     text = step.compile().as_text()
-#     print(shape, {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in KINDS})
+#     gathered = Counter(re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", text))
+#     print(shape, gathered.most_common(8))
 # ```
 #
-# It takes about a minute for each mesh, and needs four devices. SOLUTION1
+# (The tiny model on four simulated devices, in about a minute. A TPU's program spells its all-gathers differently.) With
+# (4, 1) you find weights: (160, 640) is the W of a gate_proj or an up_proj, and (16, 160, 32) that of a q_einsum. With (1, 4)
+# there's none of them. Instead there's (4, 512, 160), the activations: rows, tokens, and a token's 160 numbers. The
+# adapters' thin matrices, such as (160, 16), travel in both.
+#
+# Did you look for a reduce-scatter? The CPU's compiler writes none. It adds up with *all-reduce*, which leaves the whole
+# sum on every device.
 #
 # </details>
 #
@@ -529,7 +538,8 @@ again = earlier = None  # frees their arrays
 #         print(f"without {half}: {evaluate(without(half), frozen, held_out):.4f}")
 # ```
 #
-# SOLUTION2
+# The half whose absence costs more does more of the work. The two losses don't add up to anything, because both
+# halves were trained together, and each relies on the other.
 #
 # </details>
 #
