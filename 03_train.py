@@ -105,21 +105,19 @@ from tables.stored import settings_here
 # ### Settings
 # **What do you have to choose?** Not the model: 02 tokenized the data for one model. Everything else has a default. The
 # 31B's mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds). The table shows the
-# values of your size. Three of them need more words:
+# values of your size. Two of them need more words:
 #
 # - `mesh` is how many devices there are along `fsdp` and along `tp`. If it's empty, the page takes as much `tp` as the
 #   heads allow.
 # - `base_dtype` says how the frozen weights are stored. If it's empty, they're stored as `dtype` says, usually in
-#   bfloat16, which takes two bytes a number. int8 takes one byte, but it has to round the weights.
-# - An *epoch* is one pass over all rows. `epochs` may be a fraction.
+#   bfloat16, which takes two bytes a number. int8 takes one and nf4 half a byte, but they have to round the weights.
 #
 # <details><summary>Where do the defaults for your slice come from?</summary>
 #
 # [08](08_dryrun.ipynb) has compiled many variants of this page's step, for several *slices* (groups of TPU chips).
 # `settings_here` drops the variants that don't fit, or whose rows are too short, and takes the fastest of the rest by
 # prediction. Variants with int8 count only if none in bfloat16 is left. The mesh, `base_dtype`, the rows at once and
-# `remat` (section 4) come from that variant. If your rows are longer than in any variant, section 4 tells you whether
-# yours fit.
+# `remat` (section 4) come from that variant.
 #
 # For example, it stores the 31B in int8 on a v5e-8, such as Kaggle's free one ([11](11_qlora.ipynb)). In bfloat16 the
 # compiler plans 17.3 GiB for rows of 2,048 tokens, and a chip has 15.75. So your adapters learn on top of rounded
@@ -188,13 +186,14 @@ pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="inde
 #
 # ### What does one device hold?
 # Shapes are enough to answer that for any mesh, too. **Which mesh needs the most memory for the base, and which for the
-# adapters?** Guess first. Here's the tiny model, on every mesh that your devices allow:
+# adapters?** Guess first. Here's the tiny model with rank 16, on every mesh that your devices allow:
 
 # %%
-tiny = gemma.config_from_hf("assets/tiny_gemma4", dtype=cfg.dtype)
+tiny = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
+rank_16 = train.Settings(rank=16)
 held_by = {}
 for shape in gemma.possible_meshes(tiny):
-    cut = programs.abstract(tiny, cfg, gemma.make_mesh(tiny, shape))
+    cut = programs.abstract(tiny, rank_16, gemma.make_mesh(tiny, shape))
     held_by[f"(fsdp, tp) = {shape}"] = programs.per_device(cut)
 for name, variable in gemma.adapted_modules(cut)["layers.0.attn.q_einsum"].items():
     array = variable.get_value()
@@ -202,11 +201,11 @@ for name, variable in gemma.adapted_modules(cut)["layers.0.attn.q_einsum"].items
 pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
-# The base is cut along both axes, so a device always holds its share of it. An adapter is too thin for that: one of its
-# two matrices is cut along `fsdp`, the other one along `tp`, and r isn't cut at all. The printed lines are *partition
-# specs*, one name or `None` for each axis of the array. So with `tp=1` every device has all of q_einsum's B. (In
-# the 31B on four chips it's 14.3 GiB of base with each mesh, and with rank 64 the adapters take 805 MiB with (1, 4), 901 MiB
-# with (2, 2) and 1.41 GiB with (4, 1), computed by the same lines.)
+# The base is cut along both axes, so a device holds the same share of it on any mesh. Of an adapter, one matrix is cut
+# along `fsdp` and the other one along `tp`, as the printed *partition specs* say: one name or `None` for each axis of an
+# array. So with `tp=1` every device has all of q_einsum's B. (In the 31B on four chips, the same lines say, it's 14.3 GiB
+# of base with each mesh. With rank 64 the adapters take 805 MiB with (1, 4), 901 MiB with (2, 2) and 1.41 GiB with
+# (4, 1).)
 #
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
@@ -268,7 +267,7 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 # %%
 capacity = train.capacity_of(train_rows, val_rows)
 loss_fn = train.make_loss(capacity)
-print(f"at most {capacity} of a row's {length} tokens are trained (rounded up to a multiple of 128)")
+print(f"at most {capacity} (a multiple of 128) of a row's {length} tokens are trained")
 style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
 
 # %% [markdown]
@@ -277,7 +276,7 @@ style.fold_source("token_losses: the loss of the trained tokens", train.token_lo
 # `token_losses` calls `top_k` on the mask's 0s and 1s. It always lists K positions, those of the 1s first, and the
 # loss of the others is multiplied by 0. K is the `capacity`: no row has more.
 #
-# Now the step itself:
+# The step itself is one function:
 
 # %%
 rows_per_step = micro_batches * micro_rows
@@ -288,8 +287,7 @@ print(train.steps_in_words(cfg, steps))
 helpers.show_source(train.make_train_step)
 
 # %% [markdown]
-# `train_step` is a whole optimizer step in one function. `jax.value_and_grad` gives loss and gradient.
-# `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the memory hardly depends on their number. At the end
+# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the memory hardly depends on their number. At the end
 # AdamW (Adam with weight decay, which pulls the adapters toward zero a little) changes the adapters. The step reads the
 # frozen weights and doesn't return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use
 # Tunix's trainer.)
@@ -301,7 +299,7 @@ helpers.show_source(train.make_train_step)
 #
 # We replaced one part of Tunix's model. Its attention computes all T x T scores of a row and then masks most of them
 # away. Ours takes the queries in blocks of `attention_block`, and computes scores only for keys that some query of the
-# block may see. (In sliding layers a block is half a window at most.)
+# block may see.
 #
 # </details>
 #
@@ -477,9 +475,9 @@ again = earlier = None  # frees their arrays
 # "As before" means the same number, to the last bit. It works because the checkpoint has everything that changes, Grain
 # goes on at the same row, and the same program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.)
 #
-# A real `kill -9` ends the same way, even if the newest checkpoint is only half written, and a test does that. Other
-# tests in [test_train.py](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) compare the loss and all
-# gradients of a packed row with those of its examples one by one, and one optimizer step with PyTorch's.
+# A test really kills a run, and tears its newest checkpoint, too. Other tests in
+# [test_train.py](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) compare a packed row's gradients
+# with those of its examples one by one, and an optimizer step with PyTorch's.
 #
 # **An interrupted run loses nothing but time.**
 #
@@ -516,8 +514,7 @@ again = earlier = None  # frees their arrays
 # there's none of them. Instead there's (4, 512, 160), the activations: rows, tokens, and a token's 160 numbers. The
 # adapters' thin matrices, such as (160, 16), travel in both.
 #
-# Did you look for a reduce-scatter? The CPU's compiler writes none. It adds up with *all-reduce*, which leaves the whole
-# sum on every device.
+# There's no reduce-scatter: the CPU's compiler adds up with *all-reduce*, which leaves the whole sum on every device.
 #
 # </details>
 #
@@ -543,8 +540,8 @@ again = earlier = None  # frees their arrays
 #
 # </details>
 #
-# 3. Kill a training for real. In a terminal, copy the data into a new run directory (`runs/tiny` is this run's, if you
-#    didn't set `RUN_DIR`), and start a short run there:
+# 3. Kill a training for real. In a terminal, start a short run in a new run directory, on the same data. (They're in
+#    `runs/tiny`, if you didn't set `RUN_DIR`.)
 #
 # ```bash
 # mkdir -p runs/killed && cp -r runs/tiny/data runs/killed/

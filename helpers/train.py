@@ -54,7 +54,7 @@ class Settings:
     """What 03 trains and how. The defaults are for the 31B, and most are a published recipe's."""
 
     rank: int = setting(64, "r, the numbers between A and B")
-    alpha: float = setting(64.0, "α; the adapter's output is scaled by alpha / rank")
+    alpha: float = setting(64.0, "α: the adapter's output is scaled by α / r")
     targets: str = setting(gemma.TARGETS, "the modules that get adapters, as a pattern of their paths")
     partial: bool = setting(False, "True: some matrices are left out on purpose")
     learning_rate: float = setting(1e-4, "at its peak")
@@ -66,10 +66,10 @@ class Settings:
     epochs: float = setting(1.0, "how often each row is used")
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
     dtype: str = setting("bfloat16", "the numbers that it computes with; adapters are float32")
-    base_dtype: str = setting("", "int8 or nf4 (four bits, 11): how the frozen base is stored; empty: as dtype")
+    base_dtype: str = setting("", "int8, nf4: how the frozen base is stored; empty: as dtype")
     int8_products: bool = setting(False, "True: an int8 base is multiplied in int8, too (11)")
-    mesh: tuple = setting((), "devices along (fsdp, tp); empty: as much tp as the heads allow")
-    remat: str = setting("NONE", "BLOCK, DECODER: what the backward pass computes again (section 4)")
+    mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
+    remat: str = setting("NONE", "BLOCK, DECODER: what the backward pass computes again")
     attention_block: int = setting(1_024, "tokens whose attention is computed at once (section 3)")
     log_every: int = setting(10, "steps between two lines")
     validate_every: int = setting(100, "steps")
