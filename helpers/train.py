@@ -55,7 +55,7 @@ class Settings:
 
     rank: int = setting(64, "r, the numbers between A and B")
     alpha: float = setting(64.0, "α: the adapter's output is scaled by α / r")
-    targets: str = setting(gemma.TARGETS, "the modules that get adapters, as a pattern of their paths")
+    targets: str = setting(gemma.TARGETS, "a pattern of the modules with adapters")
     partial: bool = setting(False, "True: some matrices are left out on purpose")
     learning_rate: float = setting(1e-4, "at its peak")
     warmup_steps: int = setting(100, "from zero to the peak")
