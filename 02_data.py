@@ -16,8 +16,8 @@
 # # 02 · From a Verilog dataset to packed, masked rows
 #
 # Which tokens does the model read, and which of them does it learn? You'll turn questions and answers into
-# exactly the tokens that the served model will see, mark the ones to train, and pack several examples into each row, so
-# that little of it is padding.
+# exactly the tokens that the served model will see (a *token* is a word, or a piece of one), mark the ones to train, and
+# pack several examples into each row, so that little of it is padding.
 #
 # | | |
 # |---|---|
@@ -54,15 +54,15 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. Settings, and one row
-# **What do you have to decide before you look at any data?** Five things:
+# **What do you have to decide before you look at any data?** Everything in `Settings` below. Four of its fields need more
+# words than the comment beside them:
 #
-# - `source` is the dataset.
-# - `rows` says how much of it you use. The published recipe that this series follows (h2loop, arXiv 2605.25645) used
-#   10,000 of 87,321.
-# - `system` is the one sentence that opens every prompt, here and in every request later in the series.
-# - `base` is the model, a name on the hub or a folder. It can be Gemma 4 31B, 12B, E4B or E2B.
-# - `max_tokens` says which examples are too long. On Kaggle's v5e-8 the limit is 2,048 tokens, because its chips are
-#   small. So you lose the longest examples, which hold 8% of the published data's tokens.
+# - `rows`: the published recipe that this series follows (h2loop, arXiv 2605.25645) used 10,000 of 87,321.
+# - `system`: this sentence opens every prompt, here and in every request later in the series.
+# - `base`: a folder, or a name on the Hugging Face hub. It can be Gemma 4 31B, 12B, E4B or E2B.
+# - `max_tokens`: 3,072 by default, but 2,048 on Kaggle's v5e-8, because its chips are small. That drops the longest
+#   examples, about 3% of the published ones, and with them 8% of the tokens. (`tests/test_data.py` computes both from
+#   the published mean and 99th percentile of the lengths.)
 
 # %%
 import json
@@ -74,7 +74,7 @@ import numpy as np
 import pandas as pd
 
 import verilog
-from helpers import chat, data, late_mask, packing, remote, style
+from helpers import chat, data, late_mask, packing, pictures, style
 from tables import hardware
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
@@ -131,7 +131,8 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # set `source` to a file, a folder or a dataset on the hub (`name`, `name:configuration`, `name@revision`), `system` to
 # your own sentence, and `RUN_DIR` to a new folder, so that you don't overwrite the Verilog run.
 #
-# A row can have any of these forms. **Which of them mean the same chat?**
+# A row can have any of these five forms. (ShareGPT and Alpaca are older datasets whose column names many others took
+# over.) **Which of them mean the same chat?**
 
 # %%
 ask, reply = "An inverter, please.", "assign y = ~a;"
@@ -213,16 +214,11 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 # CodeV-R1's own system text. The line above the table names them, so nothing disappears silently.
 
 # %%
-cleaned = [data.clean(row, cfg.reasoning == "kept") for row in rows]
-examples = [example for example, problem in cleaned if not problem]
-dropped = Counter(problem for _, problem in cleaned if problem)
-row_ends = {problem: repr(row)[-100:] for row, (_, problem) in zip(rows, cleaned) if problem}
+cleaned = data.clean_all(rows, cfg.source, need_reasoning=cfg.reasoning == "kept")
+examples, dropped = cleaned.examples, cleaned.dropped
 print(f"{len(examples):,} of {len(rows):,} rows are usable")
-if not examples:
-    raise helpers.UserError(f"No row of {cfg.source} is usable: {dict(dropped)}. Section 2 of 02 "
-                            "shows the forms that a row can have.")
 print(*data.remarks(examples), sep="\n")
-pd.DataFrame([(problem, count, row_ends[problem]) for problem, count in dropped.items()],
+pd.DataFrame([(why, count, cleaned.ends[why]) for why, count in dropped.items()],
              columns=["dropped because", "rows", "the end of one of them"])
 
 # %% [markdown]
@@ -267,8 +263,8 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # ```
 #
 # `chat.render` builds the tokens and the mask together, so there's nothing to align later, and notebooks 05
-# and 07 send prompts that come from the same function. It encodes what people wrote with control tokens switched
-# off: a user who types `<turn|>` gets those seven characters, not the end of a turn.
+# and 07 send prompts that come from the same function. Text from people can't become a control token: if a user types
+# `<turn|>`, the model reads seven ordinary characters, not the end of a turn.
 #
 # Here's the picture to remember, our counter as the model sees it:
 
@@ -283,31 +279,25 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # Blue tokens are trained, and gray ones are only read. How do we know that these ids are right? 05 compares them with
 # the ids that the server computes, and a test compares them with those that transformers computes.
 #
-# ### Several answers, and tools
-# **What should a model learn from a chat with tools?** It writes the call to a function, but somebody else writes the
-# function's result.
-
-# %%
-add = {"name": "add", "description": "Adds two numbers.", "parameters": {
-    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}
-calls = [{"id": "1", "function": {"name": "add", "arguments": {"a": 4, "b": 8}}}]
-with_tools = {"tools": [add], "messages": [
-    {"role": "user", "content": "How wide is the bus?"},
-    {"role": "assistant", "content": None, "tool_calls": calls},
-    {"role": "tool", "tool_call_id": "1", "content": "12"},
-    {"role": "assistant", "content": "The bus is 12 bits wide."}]}
-example, _ = data.clean(with_tools)
-ids, mask = chat.render(tokenizer, data.as_messages(example, None))
-style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tools",
-                  f"A call and an answer: {sum(mask)} of {len(ids)} tokens are trained")
-
-# %% [markdown]
-# The call is trained, and so is the `<|tool_response>` after it, because that's where the model has to stop
-# and wait. The result is only read. Then the same turn goes on with the answer.
+# <details><summary>And in a chat with several answers, or with tools?</summary>
 #
-# In the same way a chat with two answers becomes one example, and both are trained. But there's a price: only the last
-# answer follows an empty thought. Before the earlier answer the template leaves it out, as the server will when it
-# sends that answer again as part of a longer chat. The exercise makes one example of each answer instead.
+# A chat with two answers becomes one example, and both are trained. There's one flaw. When the server wrote the earlier
+# answer, an empty thought stood before it. In our row there's none, because the template writes an empty thought only
+# before the last answer. So the earlier answer is trained in the form that it has as *history*. Exercise 3 makes
+# one example of each answer instead.
+#
+# If the model calls a function, it writes the call, and somebody else writes the result. A question that needs
+# `add(4, 8)` ends in one turn of the model's with three parts:
+#
+# | tokens | who writes them | trained? |
+# |---|---|---|
+# | <code>&lt;&#124;tool_call&gt;call:add{a:4,b:8}&lt;tool_call&#124;&gt;&lt;&#124;tool_response&gt;</code> | the model, which then has to stop and wait | yes |
+# | <code>response:add{value:&lt;&#124;"&#124;&gt;12&lt;&#124;"&#124;&gt;}&lt;tool_response&#124;&gt;</code> | your program | no |
+# | <code>The bus is 12 bits wide.&lt;turn&#124;&gt;</code> | the model | yes |
+#
+# [own data](own_data.ipynb), section 6, trains such chats.
+#
+# </details>
 #
 # **Everything the model writes is trained, and nothing else.**
 #
@@ -317,13 +307,11 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_tool
 # (begin and end of a sequence), to each piece. Three pieces come before the answer, so its mask starts 3 × 2 = 6
 # tokens late, and it also trains tokens after the end of the turn. ([10](10_published.ipynb) has the rest.)
 #
-# In the picture only the orange and red tokens are the mask's fault. (The prompts differ, too, because that recipe has
-# neither our system message nor the thought channel.)
+# In the picture, the mask misses what's orange, and trains what's red by mistake. (The prompts differ, too, because that
+# recipe has neither our system message nor the thought channel.)
 
 # %%
-compared = running
-if len(running) > 3 or "tools" in running[0]:  # the published recipe knows no such chat
-    compared = understood[0]
+compared = late_mask.one_question(running, otherwise=understood[0])
 style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
              "one row of this dataset, both ways, computed above")
 style.fold_source("published_row: how the recipe counts", late_mask.published_row)
@@ -331,8 +319,9 @@ style.fold_source("published_row: how the recipe counts", late_mask.published_ro
 # %% [markdown]
 # ### What does a mask in the wrong place do?
 # We trained the tiny base three times, with the same rows, steps and seed. One mask trains the answer, one trains the
-# prompt as well, and one starts six tokens late. Then 07's judge, a simulator, counted how many answers pass. **Which
-# mask fails completely, and does its loss give it away?**
+# prompt as well, and one starts six tokens late. Then 07's judge, a simulator, counted how many answers pass. (An answer
+# is *greedy* if each token is the likeliest one, and *sampled* if each is drawn by its probability.) **Which mask fails
+# completely, and does its loss give it away?**
 
 # %%
 runs = late_mask.read_runs()
@@ -344,7 +333,7 @@ for name, of_mask in runs.groupby("mask"):
 
 # %% [markdown]
 # The loss won't tell you, because the run that passes nothing ends with a loss as low as the right one. (The middle
-# loss is higher because it's over other tokens: prompts are hard to guess.)
+# run's loss is higher because it also counts the tokens of prompts, which are hard to guess.)
 #
 # <details><summary><b>Why does the late mask fail?</b></summary>
 #
@@ -353,31 +342,20 @@ for name, of_mask in runs.groupby("mask"):
 #
 # </details>
 #
-# If the prompt is trained, too, the same steps teach less of what you wanted: in these runs far fewer answers pass when
-# they're *sampled* (each token is drawn by its probability), and a few fewer when they're greedy.
-# (`python -m appendix.masks` adds two seeds.)
+# If the prompt is trained, too, the same steps teach less of what you wanted: in these runs far fewer sampled answers
+# pass, and a few fewer greedy ones. (`python -m appendix.masks` adds two seeds.)
 #
 # **A wrong mask raises no error, and the loss doesn't show it. Look at the tokens.**
 #
 # ## 5. Is the test in the training set?
 # **Could a model have seen the exam?** If it has, passing proves nothing. So `data.overlap` compares every
 # training prompt with every exam prompt, in two ways. Prompts that are equal except for case, spaces
-# and line breaks get dropped in section 6. For the others we use a common yardstick, runs of 13 consecutive words: what
-# share of an exam prompt's runs also occurs in one training prompt?
+# and line breaks get dropped in section 6. For the others we use a common yardstick, runs of 13 consecutive words. We
+# cut each exam prompt into all such runs, look for the training prompt that contains most of them, and report that
+# share.
 
 # %%
-def exam_prompts(evaluation):
-    """{name: prompt} of a folder of Verilog problems, or of a .jsonl file of questions."""
-    if evaluation.endswith(".jsonl"):
-        problems = verilog.questions(evaluation).problems
-        return {question.name: question.prompt for question in problems}
-    if Path(evaluation).is_file():
-        raise helpers.UserError(f"evaluation={evaluation!r} is a file. Name a folder of problems, "
-                                "or a .jsonl file with a question and its answer on each line.")
-    return data.read_exams(remote.checkout(evaluation))
-
-
-exams = exam_prompts(cfg.evaluation) if cfg.evaluation else {}
+exams = data.exam_prompts(cfg.evaluation, verilog.questions)
 questions, example_of = data.questions_of(examples)
 exact_questions, closest = data.overlap(questions, exams)
 exact = {example_of[question] for question in exact_questions}
@@ -390,8 +368,10 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 # <details><summary>Answer</summary>
 #
 # Look at the last two columns, with the words that only one of the two prompts has. If they're little more than a width
-# or a name, it's nearly a leak. In the tiny data that can't be avoided, because the program that wrote it has just one
-# set of phrases. In real data it would be an alarm, and CodeV-R1's authors did remove rows close to verilog-eval.
+# or a name, it's nearly a leak. At size tiny that's so, because one program with one set of phrases wrote the rows and
+# the exam, and the exam's 38 problems are of the 38 kinds that are trained. So a tiny model that passes has learned
+# these kinds of modules, and we can't say more. In real data it would be an alarm, and CodeV-R1's authors did remove
+# rows close to verilog-eval.
 #
 # </details>
 #
@@ -399,17 +379,14 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # ## 6. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the middle of a
-# module. But where should the limit be? If it's low, we lose examples. If it's high and each example gets a row of its
-# own, rows have to be as long as the limit, so most of a row is padding. Packing changes that, because several whole
-# examples share a row (section 7). As the last two columns show, a high limit then wastes little.
+# module. But where should the limit be? If it's low, we lose examples. If it's high, there's padding: all rows have the
+# same length, so with one example per row they have to be as long as the limit. Packing changes that, because several
+# whole examples share a row (section 7). As the last two columns show, a high limit then wastes little.
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
 lengths = np.array([len(ids) for ids in all_ids])
-if not lengths.min() <= cfg.max_tokens <= cfg.sequence_length:
-    raise helpers.UserError(f"max_tokens={cfg.max_tokens} is shorter than every example (the "
-                            f"shortest has {lengths.min()} tokens), or does not fit into rows of "
-                            f"{cfg.sequence_length} (sequence_length).")
+packing.check_limits(lengths, cfg.max_tokens, cfg.sequence_length)
 print(f"{len(lengths):,} examples, {lengths.sum():,} tokens")
 limits = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
 limits = sorted({*limits.tolist(), cfg.max_tokens})
@@ -432,16 +409,10 @@ fits = np.flatnonzero(lengths <= cfg.max_tokens).tolist()
 kept = [place for place in fits if place not in exact]
 dropped["too long"] = len(examples) - len(fits)
 dropped["in the evaluation set"] = len(fits) - len(kept)
-parts = {"train": [], "val": []}
-for place in kept:
-    side = "val" if data.held_out(examples[place]["prompt"], cfg.validation) else "train"
-    parts[side].append(place)
-if not all(parts.values()):
-    raise helpers.UserError(f"{len(kept)} rows with validation={cfg.validation} leave one side "
-                            "empty: use more rows or another share.")
+parts = data.split(examples, kept, cfg.validation)
 table = {"rows read": len(rows), **{f"dropped: {why}": -count for why, count in dropped.items()},
          "train": len(parts["train"]), "validation": len(parts["val"])}
-pd.Series(table, name="rows").to_frame()
+pd.Series(table, name="rows").map("{:,}".format).to_frame()
 
 # %% [markdown]
 # **Drop what's too long, never cut it, and hold out by prompt.**
@@ -456,6 +427,8 @@ pd.Series(table, name="rows").to_frame()
 
 # %%
 helpers.show_source(packing.fill_rows)
+
+# %%
 arrays = {}
 for name, part in parts.items():
     ids, masks = [all_ids[i] for i in part], [all_masks[i] for i in part]
@@ -469,22 +442,15 @@ print(f"{facts['train_examples']:,} examples in {facts['train_rows']:,} rows of 
 # **With one example in each row, how much of a row is padding?**
 
 # %%
-train = arrays["train"]
-single_rows = [packing.pack_arrays([all_ids[i]], [all_masks[i]], cfg.sequence_length, 0)
-               for i in parts["train"][:10]]
-alone = {name: np.concatenate([row[name] for row in single_rows]) for name in train}
-real = (alone["segment_ids"] > 0).mean()
-packed = (train["segment_ids"][:10] > 0).mean()
-fig, axes = style.figure(7.74, 4.6, rows=2)
-style.draw_rows(axes[0], alone, f"One example per row: these ten are {real:.0%} full")
-style.draw_rows(axes[1], train, f"Packed: these ten are {packed:.0%} full, all {facts['fill']:.0%}")
-axes[1].set(xlabel="token of the row (white: padding; light: context; dark: trained)")
-style.finish(fig, "02_packed", "ten rows of this dataset, computed above")
+first_ten = parts["train"][:10]
+ten_ids, ten_masks = [all_ids[i] for i in first_ten], [all_masks[i] for i in first_ten]
+style.finish(pictures.draw_packing(arrays["train"], ten_ids, ten_masks), "02_packed",
+             "ten rows of this dataset, computed above")
 
 # %% [markdown]
-# Within a row each color is an example. A padding token costs a step almost as much as a real one, so the packed rows
-# train about three times as much text for the same arithmetic. With CodeV-R1's published lengths, packed rows of 4,096
-# are at least 95% full (`tests/test_data.py`), but with one example in each row of 3,072 it would be 30%.
+# Within a row each color is an example. A padding token costs a step almost as much as a real one, so a row that's twice
+# as full trains twice as much text for nearly the same work. With CodeV-R1's published lengths, packed rows of 4,096 are
+# at least 95% full (`tests/test_data.py`), but with one example in each row of 3,072 it would be 30%.
 #
 # **Packing is the cheapest speed-up in this series.**
 #
@@ -514,12 +480,59 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
-# ### Exercise
-# A chat with two answers becomes one example here, and its first answer doesn't follow the empty thought channel
-# that the server would put there. The same goes for a tool call that comes before an answer. Can you make one
-# example for each answer instead, exactly as it would be served? `chat.prompt_ids(tokenizer, messages, thinking)` gives
-# the ids of a served prompt, and `chat.render` those of a whole chat. You're right if the trained ids of each example,
-# decoded, are exactly one answer and `<turn|>`.
+# ### Exercises
+# 1. Your chat holds a bad answer that somebody corrected. You'd like the model to read it, but not to learn it. Give that
+#    message a `"weight": 0`, and guess which tokens turn blue. Then draw the chat.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# mended = {"messages": [
+#     {"role": "user", "content": "Write an inverter."},
+#     {"role": "assistant", "content": "assign y = a;", "weight": 0},
+#     {"role": "user", "content": "It doesn't invert."},
+#     {"role": "assistant", "content": "assign y = ~a;"}]}
+# example, _ = data.clean(mended)
+# ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+# style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_mended")
+# ```
+#
+# Only `assign y = ~a;` and the `<turn|>` behind it are blue. Without the `weight` both answers would be.
+#
+# </details>
+#
+# 2. *Best fit* puts an example into the fullest row that has room. Would *worst fit*, the emptiest row, be better,
+#    because it leaves no small gaps? Guess how full the rows get, then try it.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# def worst_fit(lengths, length, seed):
+#     free = []  # places left in each row
+#     for example in np.random.default_rng(seed).permutation(len(lengths)):
+#         if not free or max(free) < lengths[example]:
+#             free.append(length)
+#         free[free.index(max(free))] -= lengths[example]
+#     return free
+#
+#
+# kept_lengths = lengths[parts["train"]]
+# free = worst_fit(kept_lengths, cfg.sequence_length, cfg.seed)
+# print(f"worst fit: {1 - sum(free) / len(free) / cfg.sequence_length:.1%} full")
+# print(f"best fit:  {facts['fill']:.1%} full")
+# ```
+#
+# Worst fit is worse. It spreads the free places over all rows, until no gap is large enough for a long example. Best
+# fit wastes small gaps and keeps the large ones, and a long example needs a large one. The tiny examples are too much
+# alike to show more than a small difference. With lengths like CodeV-R1's (drawn as in `tests/test_data.py`) in rows of
+# 2,048 tokens, worst fit fills 88%, and best fit 96%.
+#
+# </details>
+#
+# 3. A chat with two answers becomes one example here, and its first answer doesn't follow the empty thought channel
+#    that the server would put there. Can you make one example for each answer instead, exactly as it would be served?
+#    `chat.prompt_ids(tokenizer, messages, thinking)` gives the ids of a served prompt, and `chat.render` those of a whole
+#    chat. You're right if the trained ids of each example, decoded, are exactly one answer and `<turn|>`.
 #
 # <details><summary>Solution</summary>
 #

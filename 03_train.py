@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in `gs://` |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)); on a v5e-8 the steps alone take 48 to 99 minutes (predicted, [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md)) |
+# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)); on a v5e-8 see [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) |
 
 # %% [markdown]
 # ## Before we start
@@ -55,7 +55,7 @@ helpers.machine(devices=4)
 # you teach a model of 31 billion weights without touching any of them?**
 #
 # With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W.
-# They all stay frozen, and so does everything else. Beside each W you train two thin matrices, which together are an
+# They all stay frozen, and so does everything else. For each W you train two thin matrices, which together are an
 # *adapter*. A narrows the input of W to r numbers (r is the `rank`), and B turns these into a correction of W's
 # output, which is scaled by α/r (α is `alpha`):
 #
@@ -63,9 +63,26 @@ helpers.machine(devices=4)
 # y = x @ W + alpha / r * (x @ A) @ B
 # ```
 #
-# Drawn to scale for one matrix of the 31B, A and B are just two thin lines.
+# **B starts at zero, so at first the adapter changes nothing**, and training begins at exactly the base model. Drawn to
+# scale for one matrix of the 31B, A and B are just two thin lines.
 #
 # ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
+#
+# ### Which chip holds which part of a matrix?
+# The 31B's weights take 62 GB, and a v5e chip has 16, so several chips have to share each W. They're arranged in a grid,
+# the *mesh*, which has two axes. (JAX calls a chip a *device*. A CPU plays four of them.)
+#
+# - Along `fsdp` (fully sharded data parallelism) each chip computes other rows of the batch. It only *stores* a piece of
+#   W. When W is used, an *all-gather* brings all its pieces to every chip.
+# - Along `tp` (tensor parallelism) each chip keeps its piece of W and computes with it alone: some of the attention heads
+#   (attention runs several times side by side, and each run is a *head*), and some columns of the MLP. Then a
+#   *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
+#
+# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
+#
+# You choose the mesh, and the compiler writes this communication. ([14](14_jax.ipynb), section 4, tries it on a small
+# matrix, and shows why the heads of the 31B allow a `tp` of 4 at most.) **With `fsdp` the weights travel, and with `tp`
+# the activations do**, the numbers that a layer hands to the next.
 #
 # Seven libraries share the work. JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
 # Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints.
@@ -76,6 +93,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pandas as pd
 from flax import nnx
 
 from helpers import (
@@ -85,27 +103,25 @@ from tables.stored import settings_here
 
 # %% [markdown]
 # ### Settings
-# **What do you have to choose?** You don't choose the model, because the data was made with one model's tokenizer, so
-# the data already decided. The other settings have defaults. The 31B's mostly come from a published recipe
-# ([10](10_published.ipynb) asks how much of it holds). The table shows the ones of your size, and two need an
-# explanation:
+# **What do you have to choose?** Not the model: 02 tokenized the data for one model. Everything else has a default. The
+# 31B's mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds). The table shows the
+# values of your size. Two of them need more words:
 #
-# - `mesh` arranges the devices along two axes, `fsdp` and `tp`. Section 6 shows what they cut. If it's empty, the page
-#   chooses.
+# - `mesh` is how many devices there are along `fsdp` and along `tp`. If it's empty, the page takes as much `tp` as the
+#   heads allow.
 # - `base_dtype` says how the frozen weights are stored. If it's empty, they're stored as `dtype` says, usually in
-#   bfloat16, which takes two bytes a number. int8 takes one byte, but it has to round the weights.
+#   bfloat16, which takes two bytes a number. int8 takes one and nf4 half a byte, but they have to round the weights.
 #
 # <details><summary>Where do the defaults for your slice come from?</summary>
 #
-# [08](08_dryrun.ipynb) has compiled this page's step for several *slices* (groups of TPU chips) and row lengths. Of
-# the compiled steps that fit and are long enough for your rows, `settings_here` picks the one with the most predicted
-# tokens a second, and it takes int8 only if bfloat16 doesn't fit. From that step come the mesh, `base_dtype`, how many
-# rows are computed at once, and `remat`, which says what the backward pass computes again to save memory. If your rows
-# are longer than in any compiled step, section 4 tells you whether yours fits.
+# [08](08_dryrun.ipynb) has compiled many variants of this page's step, for several *slices* (groups of TPU chips).
+# `settings_here` drops the variants that don't fit, or whose rows are too short, and takes the fastest of the rest by
+# prediction. Variants with int8 count only if none in bfloat16 is left. The mesh, `base_dtype`, the rows at once and
+# `remat` (section 4) come from that variant.
 #
 # For example, it stores the 31B in int8 on a v5e-8, such as Kaggle's free one ([11](11_qlora.ipynb)). In bfloat16 the
-# compiler plans 17.3 GiB for rows of 2,048 tokens, and a chip has 15.75. So you train beside rounded weights, and
-# [04](04_merge.ipynb) merges your adapters into those same weights.
+# compiler plans 17.3 GiB for rows of 2,048 tokens, and a chip has 15.75. So your adapters learn on top of rounded
+# weights, and [04](04_merge.ipynb) merges them into those same weights.
 #
 # </details>
 
@@ -127,15 +143,9 @@ style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_
 # %% [markdown]
 # ### Where do the adapters go?
 # You can see that before you read 62 GB of weights, because JAX can build a model of shapes only, without any numbers.
-# Qwix finds modules by their paths, such as `layers.5.attn.q_einsum`, and gives adapters to every module that a pattern
-# matches. (Tunix computes attention with einsum, as in `torch.einsum`, and names the modules after it.)
-#
-# Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. The others
-# are *full*: their tokens look back at all of them. The two kinds have different attention heads, so some modules take
-# up two lines of the table.
 
 # %%
-train.keep_compilations(cfg.checkpoints)
+train.keep_compilations(cfg.checkpoints)  # a restart then compiles nothing
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
 mesh = gemma.make_mesh(config, cfg.mesh)
@@ -143,14 +153,22 @@ fsdp, tp = mesh.devices.shape
 shapes = quantized.abstract_base(config, mesh, cfg.base_dtype)
 base_parameters = quantized.parameters_of(shapes)
 shapes = programs.adapted(shapes, cfg, mesh)
+print(f"{base_parameters:,} frozen weights on a mesh with fsdp={fsdp}, tp={tp}")
 
+# %% [markdown]
+# Qwix finds modules by their paths, such as `layers.5.attn.q_einsum`, and gives adapters to every module that a pattern
+# matches. (Tunix computes attention with einsum, as in `torch.einsum`, and names the modules after it.) Most layers,
+# five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. The others are *full*:
+# their tokens look back at all of them. The two kinds have different heads, so their matrices have different shapes.
+
+# %%
 modules = gemma.adapted_modules(shapes)
 trainable = sum(pair["a"].size + pair["b"].size for pair in modules.values())
 share = pictures.adapter_share(architecture.read_config("data/configs/gemma4_31b.json"), 64)
 print(f"{len(modules)} modules of {len(gemma.expected_modules(config))} have adapters\n"
       f"{trainable:,} numbers to train, {trainable / base_parameters:.1%} of this base; "
       f"in the 31B with rank 64 it's {share:.1%}")
-pictures.adapter_table(modules).style.hide(axis="index")
+pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
 # A and B are always float32, and here's why. The optimizer, Adam, keeps two running averages for every trained
@@ -166,6 +184,29 @@ pictures.adapter_table(modules).style.hide(axis="index")
 #
 # </details>
 #
+# ### What does one device hold?
+# Shapes are enough to answer that for any mesh, too. **Which mesh needs the most memory for the base, and which for the
+# adapters?** Guess first. Here's the tiny model with rank 16, on every mesh that your devices allow:
+
+# %%
+tiny = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
+rank_16 = train.Settings(rank=16)
+held_by = {}
+for shape in gemma.possible_meshes(tiny):
+    cut = programs.abstract(tiny, rank_16, gemma.make_mesh(tiny, shape))
+    held_by[f"(fsdp, tp) = {shape}"] = programs.per_device(cut)
+for name, variable in gemma.adapted_modules(cut)["layers.0.attn.q_einsum"].items():
+    array = variable.get_value()
+    print(f"q_einsum's {name.upper()} {array.shape} is cut by {array.sharding.spec}")
+pd.DataFrame(held_by).map(pictures.memory).T
+
+# %% [markdown]
+# The base is cut along both axes, so a device holds the same share of it on any mesh. Of an adapter, one matrix is cut
+# along `fsdp` and the other one along `tp`, as the printed *partition specs* say: one name or `None` for each axis of an
+# array. So with `tp=1` every device has all of q_einsum's B. (In the 31B on four chips, the same lines say, it's 14.3 GiB
+# of base with each mesh. With rank 64 the adapters take 805 MiB with (1, 4), 901 MiB with (2, 2) and 1.41 GiB with
+# (4, 1).)
+#
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
 # ## 2. One batch
@@ -174,7 +215,6 @@ pictures.adapter_table(modules).style.hide(axis="index")
 # add up the gradients. The arrays have the shape [M micro-batches, B rows, T tokens].
 
 # %%
-helpers.show_source(train.packed_mask)
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
 micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
 dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)  # shuffled by Grain
@@ -182,12 +222,18 @@ batch = next(iter(dataset))
 print(f"micro-batches, rows, tokens: {batch.tokens.shape}; {batch.segment_ids.max(-1).sum()} "
       f"examples, {(batch.segment_ids == 0).mean():.0%} padding, "
       f"{batch.loss_mask.mean():.0%} trained")
+
+# %% [markdown]
+# Which tokens may look at which? This function decides it, from the segment ids alone:
+
+# %%
+helpers.show_source(train.packed_mask)
 first = jax.tree.map(lambda array: array[0, 0], batch)
 pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])[0]))
 
 # %% [markdown]
-# In the upper picture each line is a token, and the colored columns are the tokens that it may look at. So each
-# example is a triangle of its own.
+# In the upper picture each line is a token, and the colored columns are the tokens that it may look at in a full layer.
+# So each example is a triangle of its own. (In a sliding layer the triangle is a band along its long side.)
 #
 # <details><summary><b>What would go wrong if the whole row were one triangle?</b></summary>
 #
@@ -213,36 +259,52 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # The output matrix. It has a column for each of the 31B's 262,144 tokens, and it computes the *logits*, a score for
 # each of them. These would be the largest arrays of a step, but we need them only at the trained positions. So
-# `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone. If
-# those are too many, it works on half a row at a time.
+# `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone. (If
+# they're more than 1,024 and more than half a row, it works through them in pieces.)
 #
 # </details>
+
+# %%
+capacity = train.capacity_of(train_rows, val_rows)
+loss_fn = train.make_loss(capacity)
+print(f"at most {capacity} (a multiple of 128) of a row's {length} tokens are trained")
+style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
+
+# %% [markdown]
+# **How do you pick the trained positions?** In PyTorch you'd write `hidden[loss_mask]`. But that gives as many positions
+# as the mask has Trues, a number that's known only when the program runs, and a compiled program has fixed shapes. So
+# `token_losses` calls `top_k` on the mask's 0s and 1s. It always lists K positions, those of the 1s first, and the
+# loss of the others is multiplied by 0. K is the `capacity`: no row has more.
+#
+# The step itself is one function:
 
 # %%
 rows_per_step = micro_batches * micro_rows
 steps = train.steps_of(cfg, len(train_rows), rows_per_step)
 optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
                                  cfg.max_grad_norm)
-capacity = train.capacity_of(train_rows, val_rows)
-loss_fn = train.make_loss(capacity)
+print(train.steps_in_words(cfg, steps))
 helpers.show_source(train.make_train_step)
-style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
-print(f"{steps} steps, {cfg.epochs:g} epochs; at most {capacity} of a row's {length} tokens are "
-      "trained (rounded up to a multiple of 128)")
-if steps < 20 and not cfg.max_steps:
-    print(f"{steps} steps teach next to nothing: set epochs higher in section 1.")
 
 # %% [markdown]
-# `train_step` is a whole optimizer step in one function. `jax.value_and_grad` gives loss and gradient, and
-# `jax.lax.scan`, a compiled loop, goes over the micro-batches, so two hundred of them should need about as much memory
-# as two. If the base is in bfloat16, the loss uses a bfloat16 copy of the adapters, like autocast in PyTorch, but
-# AdamW (Adam with weight decay) updates the float32 originals. The step reads the frozen weights and doesn't
-# return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use Tunix's trainer.)
+# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the memory hardly depends on their number. At the end
+# AdamW (Adam with weight decay, which pulls the adapters toward zero a little) changes the adapters. The step reads the
+# frozen weights and doesn't return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use
+# Tunix's trainer.)
 #
-# We replaced one part of Tunix's model. Its attention computes all T x T scores of a row and then masks most of
-# them away. Ours multiplies a block of queries only with the keys that at least one of them may see.
+# <details><summary>Two details: bfloat16 copies, and attention in blocks</summary>
 #
-# Compiling the step takes minutes for the 31B. But it needs no weights, so it starts now, in the background.
+# If the base is in bfloat16, the loss uses a bfloat16 copy of the adapters, as PyTorch's autocast would, but AdamW
+# updates the float32 originals.
+#
+# We replaced one part of Tunix's model. Its attention computes all T x T scores of a row and then masks most of them
+# away. Ours takes the queries in blocks of `attention_block`, and computes scores only for keys that some query of the
+# block may see.
+#
+# </details>
+#
+# Compiling the step takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing*
+# comes first: JAX runs the Python function once, on shapes, and writes down every operation.)
 
 # %%
 with helpers.phase("tracing the optimizer step"):
@@ -284,7 +346,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 #
 # **What if the run is interrupted?** A *checkpoint* on the disk holds what changes: the adapters, Adam's moments,
 # and the position in the data. It also holds the *recipe*, which is everything that decides what's being trained.
-# If you've changed the recipe, we refuse to go on from the old checkpoint.
+# If you've changed the recipe, we refuse to go on from the old checkpoint. (Section 6 tries it.)
 
 # %%
 with helpers.phase("adding the adapters", every=60):
@@ -304,18 +366,24 @@ held = train.memory_of(compiled, state, frozen)
 pictures.memory_table(held)
 
 # %% [markdown]
-# *Temporaries* are the gradients, the logits, weights that a chip has just gathered, and the *activations* of one
-# micro-batch: what its forward pass keeps for the backward pass. *Fresh outputs* are returned arrays that don't take
-# an old one's place. If a step doesn't fit, `remat` (rematerialization) helps: we keep fewer activations, and compute
-# the others again.
+# *Temporaries* are the gradients, the logits, weights that a chip has just gathered, and the activations that one
+# micro-batch's forward pass keeps for its backward pass. *Fresh outputs* are results that need memory of their own. (New
+# adapters are written over the old ones.) If a step doesn't fit, `remat` (rematerialization) helps: we keep fewer
+# activations, and compute the others again.
 #
-# Now train. In the first steps, the *warm-up*, the learning rate rises from 0, so the very first step changes
-# nothing yet. If the run is interrupted, restart the kernel and choose *Run All*: it goes on from its last checkpoint.
+# How will we know that it learns, and doesn't only memorize its rows? By rows that it never trains on:
+
+# %%
+held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
+evaluate = train.jit_eval_step(model, loss_fn)
+
+# %% [markdown]
+# Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0, so the very first step changes
+# nothing yet. `grad norm` is the length of the gradient, all its numbers taken as one vector. If the run is interrupted,
+# restart the kernel and choose *Run All*: it goes on from its last checkpoint.
 
 # %%
 log_file = helpers.run_dir("train", "log.jsonl")
-held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
-evaluate = train.jit_eval_step(model, loss_fn)
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
     validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),
@@ -347,9 +415,10 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# **Can the held-out loss lie below the training loss?** Yes, and that's not a leak. In the first epoch every training
-# row is still new to the model when its loss is measured, so both curves are about unseen rows. And the few held-out
-# rows may happen to be easier. So compare each curve with itself, not with the other one.
+# **Can the held-out loss lie below the training loss?** Yes, and that's no leak. In the first epoch the training rows are
+# unseen, too, when their loss is measured, and the few held-out rows may just be easier. So the heights of the two
+# curves mean little, but their directions do. (That both flatten at the end says little, too: the learning rate has
+# fallen to zero by then.)
 #
 # **And what does it mean if the held-out loss rises while the training loss still falls?**
 #
@@ -360,29 +429,7 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # </details>
 #
-# ### Would it come back?
-# **What if the machine had died just before the end?** Everything in memory would be gone, and a new process would
-# have only the disk. We do what that process would do: restore the last checkpoint before the final one, and train on
-# from there (at most ten steps, so it stays short). **Do you expect the same losses, or nearly the same?**
-
-# %% tags=["raises-exception"]
-with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, steps,
-                            cfg.checkpoints_kept) as on_disk:
-    earlier = train.restore(on_disk, state, recipe, before=state.step)
-print(f"back to step {earlier.step} of {state.step}")
-with mesh:
-    again = train.train_again(run, earlier, history, most=10)
-if again.step == state.step:
-    print("adapters from the disk:", train.adapters_sha256(again.adapters)[:16])
-    print("adapters in memory:    ", train.adapters_sha256(state.adapters)[:16])
-again = earlier = None  # frees their arrays
-
-# %% [markdown]
-# "As before" means the same number, to the last bit. It works because the checkpoint has everything that changes, Grain
-# goes on at the same row, and the same program makes the same numbers. (If these steps reach the end of the run, you
-# also see the hashes of both adapters.)
-#
-# **The held-out loss tells you when to stop, and an interrupted run loses nothing but time.**
+# **The held-out loss tells you when to stop.**
 #
 # ## 5. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
@@ -407,55 +454,108 @@ print(f"{same} of {len(samples)} held-out answers match the dataset's to the let
 # %% [markdown]
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
-# ## 6. How do four chips share a step?
-# **Who holds which part of a matrix?** That's what the two axes of `mesh` decide. `fsdp` (fully sharded data
-# parallelism) cuts the batch, and the weights only for storage: when a matrix is used, an *all-gather* brings all its
-# pieces to every chip. With `tp` (tensor parallelism) each chip keeps its piece, and computes some of the attention
-# heads and MLP columns. Then a *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
+# ## 6. Would it come back?
+# **What if the machine had died just before the end?** Everything in memory would be gone, and a new process would
+# have only the disk. We do what that process would do: restore the next-to-last checkpoint, and train on from there (at
+# most ten steps, so it stays short). **Do you expect the same losses, or nearly the same?**
+
+# %% tags=["raises-exception"]
+with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, steps,
+                            cfg.checkpoints_kept) as on_disk:
+    earlier = train.restore(on_disk, state, recipe, before=state.step)
+print(f"back to step {earlier.step} of {state.step}")
+with mesh:
+    again = train.train_again(run, earlier, history, most=10)
+if again.step == state.step:
+    print("adapters from the disk:", train.adapters_sha256(again.adapters)[:16])
+    print("adapters in memory:    ", train.adapters_sha256(state.adapters)[:16])
+again = earlier = None  # frees their arrays
+
+# %% [markdown]
+# "As before" means the same number, to the last bit. It works because the checkpoint has everything that changes, Grain
+# goes on at the same row, and the same program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.)
 #
-# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
+# A test really kills a run, and tears its newest checkpoint, too. Other tests in
+# [test_train.py](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) compare a packed row's gradients
+# with those of its examples one by one, and an optimizer step with PyTorch's.
 #
-# You choose the mesh, and the compiler writes this communication. [14](14_jax.ipynb), section 4, shows how, and why
-# the heads of the 31B allow a `tp` of 4 at most. **With `fsdp` the weights travel, and with `tp` the activations do.**
-#
-# ## 7. What was checked
-# **Why should you believe any of this?** Because tests in `tests/` check it against something independent:
-#
-# - The loss and all gradients of a packed row equal those of its examples one by one, computed with a textbook loss.
-# - One optimizer step equals PyTorch's with PEFT (Hugging Face's adapter library), from the same A and B.
-# - A run that `kill -9` ended continues to the same bits, even if its newest checkpoint is only half written.
-#
-# **If one of these claims stops being true, a test fails.**
+# **An interrupted run loses nothing but time.**
 #
 # ## Recap
 # - Every matrix of attention and MLP has float32 adapters, and they change nothing before the first step.
+# - The mesh says what a chip holds and what travels. The compiler does the rest.
 # - The step weighs every trained token equally and returns only what changed.
 # - You can kill a run, and it continues to the same bits.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. How many numbers are trained at half the rank? Write your answer down, then count.
+# 1. Do the weights travel with `fsdp`, and the activations with `tp`? A compiled program says so. Compile this page's
+#    step for `(1, 4)` and for `(4, 1)`, with four rows, and list the shapes that its all-gathers bring together. Which
+#    shapes do you expect in which program?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# fewer = replace(cfg, rank=cfg.rank // 2)
-# smaller = programs.adapted(quantized.abstract_base(config, mesh, cfg.base_dtype), fewer, mesh)
-# pairs = gemma.adapted_modules(smaller).values()
-# print(sum(pair["a"].size + pair["b"].size for pair in pairs), trainable // 2)
+# import re
+# from collections import Counter
+#
+# for shape in ((1, 4), (4, 1)):
+#     other = gemma.make_mesh(config, shape)
+#     cut = programs.abstract(config, cfg, other)
+#     step = train.lower_step(cut, optimizer, loss_fn, other, (1, 4, length))
+#     text = step.compile().as_text()
+#     gathered = Counter(re.findall(r"= \w+\[([\d,]+)\]\S* all-gather\(", text))
+#     print(shape, gathered.most_common(8))
 # ```
 #
-# Half as many, because A and B both have one axis of length r. So it prints the same number twice.
+# (The tiny model on four simulated devices, in about a minute. A TPU's program spells its all-gathers differently.) With
+# (4, 1) you find weights: (160, 640) is the W of a gate_proj or an up_proj, and (16, 160, 32) that of a q_einsum. With (1, 4)
+# there's none of them. Instead there's (4, 512, 160), the activations: rows, tokens, and a token's 160 numbers. The
+# adapters' thin matrices, such as (160, 16), travel in both.
+#
+# There's no reduce-scatter: the CPU's compiler adds up with *all-reduce*, which leaves the whole sum on every device.
 #
 # </details>
 #
-# 2. Kill the kernel in the middle of training (`kill -9`), copy `log.jsonl` to `copy.jsonl`, run the notebook
-#    again, and compare both files (`diff`). Which steps are computed twice, and what differs?
+# 2. Which half of the layers learned more, attention or MLP? Switch off one half's adapters at a time, and look at the
+#    held-out loss. Guess first which loss will be the lower one. (Where B is zero, an adapter does nothing.)
 #
 # <details><summary>Solution</summary>
 #
-# The steps after the newest checkpoint are computed twice. Of their lines in `copy.jsonl` only `seconds` differs.
+# ```python
+# def without(half):
+#     def switched(path, array):
+#         return array * 0 if half in jax.tree_util.keystr(path) else array
+#     return jax.tree_util.tree_map_with_path(switched, state.adapters)
+#
+#
+# with mesh:
+#     for half in ("none", "attn", "mlp"):
+#         print(f"without {half}: {evaluate(without(half), frozen, held_out):.4f}")
+# ```
+#
+# The half whose absence costs more does more of the work. The two losses don't add up to anything, because both
+# halves were trained together, and each relies on the other.
+#
+# </details>
+#
+# 3. Kill a training for real. In a terminal, start a short run in a new run directory, on the same data. (They're in
+#    `runs/tiny`, if you didn't set `RUN_DIR`.)
+#
+# ```bash
+# mkdir -p runs/killed && cp -r runs/tiny/data runs/killed/
+# SIZE=tiny MAX_STEPS=20 RUN_DIR=runs/killed .venv/bin/python 03_train.py & echo "process $!"
+# ```
+#
+#    About ten seconds after the line `step 1/20`, kill it: `kill -9` with the number of the process. Copy
+#    `runs/killed/train/log.jsonl` to `copy.jsonl`, run the second line again, and compare both files with `diff`. Which
+#    steps are computed twice, and what differs?
+#
+# <details><summary>Solution</summary>
+#
+# The steps after the newest checkpoint are computed twice. Here that's step 1, because Orbax always saves the first
+# step. Of their lines in `copy.jsonl` only `seconds` differs.
 #
 # </details>
 #

@@ -294,9 +294,27 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 # - A mesh and partition specs say who holds what. The compiler adds the communication.
 # - `nnx.split` takes a model apart into a tree to train and a tree that stays frozen. A step doesn't return the second.
 #
-# ### Exercise
-# On the mesh of section 4, how much of `kernel` does a device hold with `P("tp")`, and how much with
-# `P(("fsdp", "tp"))`? Write down both shapes before you ask.
+# ### Exercises
+# 1. What does this print, and why?
+#
+# ```python
+# factor = 2.0
+# scaled = jax.jit(lambda x: factor * x)
+# print(scaled(1.0))
+# factor = 3.0
+# print(scaled(1.0), scaled(jnp.ones(2)))
+# ```
+#
+# <details><summary>Solution</summary>
+#
+# `2.0`, then `2.0 [3. 3.]`. While JAX traces, it reads `factor` and writes its value into the program. So the program
+# for one number keeps the 2. A new shape is traced again, and finds the 3. That's why everything that changes has to be
+# an argument, as the adapters are in 03.
+#
+# </details>
+#
+# 2. On the mesh of section 4, how much of `kernel` does a device hold with `P("tp")`, and how much with
+#    `P(("fsdp", "tp"))`? Write down both shapes before you ask.
 #
 # <details><summary>Solution</summary>
 #

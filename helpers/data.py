@@ -10,11 +10,11 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from helpers import tools
+from helpers import remote, tools
 from helpers.run import UserError, local_path
 from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
 
@@ -442,6 +442,41 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
     return example, ""
 
 
+class Cleaned(NamedTuple):
+    """Rows that became examples, and rows that didn't."""
+
+    examples: list[Row]
+    dropped: Counter[str]  # {why: rows}
+    ends: dict[str, str]   # {why: how one such row ends}
+
+
+def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False) -> Cleaned:
+    """`clean` for all rows of a dataset.
+
+    Args:
+      rows: from `read_rows`.
+      source: where they come from, for the message.
+      need_reasoning: drop answers without reasoning.
+
+    Raises:
+      UserError: no row is usable. The message counts the reasons.
+    """
+    examples = []
+    dropped: Counter[str] = Counter()
+    ends = {}
+    for row in rows:
+        example, problem = clean(row, need_reasoning)
+        if example is not None:
+            examples.append(example)
+            continue
+        dropped[problem] += 1
+        ends[problem] = repr(row)[-100:]
+    if not examples:
+        raise UserError(f"No row of {source} is usable: {dict(dropped)}. Section 2 of 02 shows the "
+                        "forms that a row can have.")
+    return Cleaned(examples, dropped, ends)
+
+
 def _no_form(row: Row) -> str:
     """Why a row without a known form can't be used, with its columns."""
     if row.keys() >= {"chosen", "rejected"}:
@@ -672,6 +707,27 @@ def read_exams(folder: Path) -> dict[str, str]:
     return exams
 
 
+def exam_prompts(evaluation: str, questions: Callable[[str], Any]) -> dict[str, str]:
+    """{name: prompt} of the exam that 02 compares its rows with; nothing for "".
+
+    Args:
+      evaluation: a folder of Verilog problems, or a .jsonl file of questions.
+      questions: `verilog.questions`, which reads such a file (helpers don't import `verilog`).
+
+    Raises:
+      UserError: it's another file, or it holds no problems.
+    """
+    if not evaluation:
+        return {}
+    if evaluation.endswith(".jsonl"):
+        problems = questions(evaluation).problems
+        return {question.name: question.prompt for question in problems}
+    if Path(evaluation).is_file():
+        raise UserError(f"evaluation={evaluation!r} is a file. Name a folder of problems, or a "
+                        ".jsonl file with a question and its answer on each line.")
+    return read_exams(remote.checkout(evaluation))
+
+
 def questions_of(examples: Sequence[Row]) -> tuple[list[str], list[int]]:
     """All questions that examples ask, and for each the place of its example; a chat asks several.
     """
@@ -712,8 +768,8 @@ def closest_rows(
             rows.append({
                 "evaluation prompt": name,
                 "shared runs": f"{share:.0%}",
-                "words only it has": only_in(exams[name], questions[place]),
-                "words only the closest row has": only_in(questions[place], exams[name]),
+                "only in the exam": only_in(exams[name], questions[place]),
+                "only in the closest training row": only_in(questions[place], exams[name]),
             })
     return rows
 
@@ -724,6 +780,27 @@ def held_out(prompt: str, share: float) -> bool:
     digest = hashlib.sha256(words.encode()).digest()
     number = int.from_bytes(digest[:8], "big")
     return number < share * 2**64
+
+
+def split(examples: Sequence[Row], places: Sequence[int], share: float) -> dict[str, list[int]]:
+    """{"train" | "val": places}: which examples are trained, and which are held out.
+
+    Args:
+      examples: all of them.
+      places: of those that are kept.
+      share: of the prompts that is held out; see `held_out`.
+
+    Raises:
+      UserError: one of the two sides is empty.
+    """
+    parts: dict[str, list[int]] = {"train": [], "val": []}
+    for place in places:
+        side = "val" if held_out(examples[place]["prompt"], share) else "train"
+        parts[side].append(place)
+    if not all(parts.values()):
+        raise UserError(f"{len(places)} rows with validation={share} leave one side empty: use "
+                        "more rows or another share.")
+    return parts
 
 
 # ── What 02 shows and leaves ──

@@ -183,6 +183,28 @@ def expected_modules(config: ModelConfig) -> list[str]:
     return [module.path for module in modules]
 
 
+def possible_meshes(config: ModelConfig, devices: int | None = None) -> list[tuple[int, int]]:
+    """Each (fsdp, tp) that a model allows on so many devices, the largest `tp` first.
+
+    Args:
+      config: Tunix's `ModelConfig`.
+      devices: how many, or None for all that JAX sees.
+    """
+    count = devices or jax.device_count()
+    text = _as_hf(config)
+    shapes = []
+    for tp in range(count, 0, -1):
+        fsdp, rest = divmod(count, tp)
+        if not rest and not architecture.mesh_problem(text, fsdp, tp):
+            shapes.append((fsdp, tp))
+    return shapes
+
+
+def layer_kinds(config: ModelConfig) -> list[str]:
+    """ "sliding" or "full" for each layer."""
+    return [layer.kind for layer in architecture.layers(_as_hf(config))]
+
+
 def make_mesh(
     config: ModelConfig,
     shape: tuple[int, int] | None = None,

@@ -17,6 +17,11 @@ NAMES = {  # of the masks in data/masks, as the figure calls them
     "prompts, too": "prompt and answer",
     "six tokens late": "the answer, six tokens late",
 }
+TITLES = {  # how the figure's title begins, by the mask that does worst
+    "answers": "Answer trained",
+    "prompts, too": "Prompt trained, too",
+    "six tokens late": "Mask six tokens late",
+}
 
 
 # ── The published mask beside ours ──
@@ -45,6 +50,18 @@ def _answer_places(ids: Sequence[int], answer: Sequence[int]) -> list[bool]:
             should[first:end] = [True] * len(answer)
             break
     return should
+
+
+def one_question(messages: list[dict], otherwise: list[dict]) -> list[dict]:
+    """A chat that the published recipe can render: one question and one answer, without tools.
+
+    Args:
+      messages: taken if it's such a chat.
+      otherwise: taken if it isn't.
+    """
+    if len(messages) > 3 or "tools" in messages[0]:
+        return otherwise
+    return messages
 
 
 def draw_both(tokenizer: Any, messages: list[dict]) -> Figure:
@@ -108,9 +125,8 @@ def draw_runs(runs: pd.DataFrame) -> Figure:
         ax.annotate(f"  {share:.0%} pass, loss {loss:.3f}", (furthest, place), va="center")
 
     worst = str(means.share.idxmin())
-    title = f"Trained on {NAMES[worst]}: {means.share[worst]:.0%} pass"
-    if means.loss[worst] <= 1.1 * means.loss["answers"]:
-        title += ", at as low a loss"
+    same_loss = "same low loss, " if means.loss[worst] <= 1.1 * means.loss["answers"] else ""
+    title = f"{TITLES[worst]}: {same_loss}{means.share[worst]:.0%} pass"
     seeds = runs.seed.nunique()
     ax.set(
         yticks=range(len(NAMES)),

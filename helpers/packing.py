@@ -112,6 +112,23 @@ def length_study(
     return table.set_index("longest kept")
 
 
+def check_limits(lengths: np.ndarray, max_tokens: int, length: int) -> None:
+    """Refuse a limit that drops every example, or that doesn't fit into a row.
+
+    Args:
+      lengths: tokens of each example.
+      max_tokens: longer examples are dropped.
+      length: tokens of a packed row.
+
+    Raises:
+      UserError: names the limit, the shortest example and the row.
+    """
+    if not lengths.min() <= max_tokens <= length:
+        raise UserError(f"max_tokens={max_tokens} is shorter than every example (the shortest has "
+                        f"{lengths.min()} tokens), or doesn't fit into rows of {length} "
+                        "(sequence_length).")
+
+
 # ── What 02 leaves for 03 ──
 
 

@@ -1,6 +1,7 @@
 """The figures and tables of notebooks 03 and 04; every number in them comes from the caller."""
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from helpers import style
+from helpers import packing, style
 from tables import architecture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flax import nnx
 
+    from helpers.packing import Packed
     from helpers.train import Batch
 
 LIGHT_GRAY = np.array([0.93, 0.93, 0.93])
@@ -102,6 +104,31 @@ def _name_positions(ax: Axes, row: "Batch", tokens: np.ndarray) -> None:
     ax.text(tokens.mean(), 2.9, f"{first}…{last}", ha="center", va="top", fontsize=9)
 
 
+def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]") -> Figure:
+    """Ten rows with one example each, above the first ten packed rows.
+
+    Args:
+      packed: the four arrays of `packing.pack_arrays`.
+      ids, masks: of the examples; the first ten are drawn alone.
+    """
+    length = packed["tokens"].shape[1]
+    single_rows = []
+    for example, mask in zip(ids[:10], masks[:10], strict=True):
+        single_rows.append(packing.pack_arrays([example], [mask], length, seed=0))
+    alone = {}
+    for name in packed:
+        alone[name] = np.concatenate([row[name] for row in single_rows])
+
+    ten_alone = (alone["segment_ids"] > 0).mean()
+    is_real = packed["segment_ids"] > 0
+    fig, (upper, lower) = style.figure(7.74, 4.6, rows=2)
+    style.draw_rows(upper, alone, f"One example per row: these ten are {ten_alone:.0%} full")
+    style.draw_rows(lower, packed, f"Packed: these ten are {is_real[:10].mean():.0%} full, all "
+                                   f"{is_real.mean():.0%}")
+    lower.set(xlabel="token of the row (white: padding; light: context; dark: trained)")
+    return fig
+
+
 def draw_loss(log: pd.DataFrame, steps: int, clip: float) -> Figure:
     """The figure of a run: its losses, and below them learning rate and gradient norm.
 
@@ -158,22 +185,41 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
 # ── Tables ──
 
 
-def adapter_table(modules: "Mapping[str, Mapping[str, nnx.Variable]]") -> pd.DataFrame:
+MAKES = {  # what a module of Tunix's Gemma 4 makes
+    "q_einsum": "queries",
+    "k_einsum": "keys, which are the values, too",
+    "kv_einsum": "keys and values",
+    "attn_vec_einsum": "attention's output",
+    "gate_proj": "MLP, the gate",
+    "up_proj": "MLP, wider",
+    "down_proj": "MLP, back again",
+}
+
+
+def adapter_table(
+    modules: "Mapping[str, Mapping[str, nnx.Variable]]", kinds: "Sequence[str]"
+) -> pd.DataFrame:
     """The shapes of A and B by kind of module, how many modules are alike, and their numbers.
 
     Args:
       modules: from `gemma.adapted_modules`.
+      kinds: of the layers, from `gemma.layer_kinds`.
     """
     rows = []
     for path, pair in modules.items():
         a, b = pair["a"], pair["b"]
-        kind = path.rpartition(".")[2]
-        rows.append({"module": kind, "A": a.shape, "B": b.shape, "numbers": a.size + b.size})
-    by_shape = pd.DataFrame(rows).groupby(["module", "A", "B"], sort=False)
-    table = by_shape.numbers.agg(["size", "sum"]).reset_index()
-    table.columns = ["module", "A", "B", "modules", "numbers"]
-    table["numbers"] = table.numbers.map("{:,}".format)
-    return table
+        name = path.rpartition(".")[2]
+        layer = re.match(r"layers\.(\d+)\.", path)
+        kind = kinds[int(layer[1])] if layer else ""
+        rows.append({"module": name, "makes": MAKES.get(name, ""), "layers": kind,
+                     "A": a.shape, "B": b.shape, "numbers": a.size + b.size})
+    groups = []
+    for (name, makes, a, b), alike in pd.DataFrame(rows).groupby(
+            ["module", "makes", "A", "B"], sort=False):
+        layers = " and ".join(sorted(set(alike.layers)))
+        groups.append({"module": name, "makes": makes, "in layers": layers, "A": a, "B": b,
+                       "modules": len(alike), "numbers": f"{alike.numbers.sum():,}"})
+    return pd.DataFrame(groups)
 
 
 def adapter_share(config: architecture.Config, rank: int) -> float:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from tunix.models.gemma4.model import Gemma4
+from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 from helpers import gemma, quantized, train
 
@@ -94,6 +94,24 @@ def adapted(model: Gemma4, cfg: train.Settings, mesh: Mesh) -> Gemma4:
         cfg.partial,
         provider,
     )
+
+
+def abstract(config: ModelConfig, cfg: train.Settings, mesh: Mesh) -> Gemma4:
+    """A model as 03 trains it (`adapted`), of shapes, dtypes and shardings: no number, no memory.
+
+    Args:
+      config: from `gemma.config_from_hf`.
+      cfg: 03's settings.
+      mesh: that it would live on.
+    """
+    base = quantized.abstract_base(config, mesh, cfg.base_dtype)
+    return adapted(base, cfg, mesh)
+
+
+def per_device(model: Gemma4) -> dict[str, float]:
+    """{"base" | "adapters": GiB that one device holds of it}, for a real or an abstract model."""
+    _, adapters, base = nnx.split(model, nnx.LoRAParam, ...)
+    return {"base": gemma.gib(base), "adapters": gemma.gib(adapters)}
 
 
 def lower(

@@ -53,24 +53,24 @@ Tree = Any  # containers of arrays, as `jax.tree.map` walks them
 class Settings:
     """What 03 trains and how. The defaults are for the 31B, and most are a published recipe's."""
 
-    rank: int = setting(64, "width between A and B")
-    alpha: float = setting(64.0, "the adapter's output is scaled by alpha / rank")
-    targets: str = setting(gemma.TARGETS, "which matrices get adapters")
+    rank: int = setting(64, "r, the numbers between A and B")
+    alpha: float = setting(64.0, "α: the adapter's output is scaled by α / r")
+    targets: str = setting(gemma.TARGETS, "a pattern of the modules with adapters")
     partial: bool = setting(False, "True: some matrices are left out on purpose")
     learning_rate: float = setting(1e-4, "at its peak")
     warmup_steps: int = setting(100, "from zero to the peak")
-    weight_decay: float = setting(0.001, "of AdamW")
+    weight_decay: float = setting(0.001, "of AdamW: pulls the adapters toward zero")
     max_grad_norm: float = setting(1.0, "a step's gradient is clipped to it")
-    rows_per_step: int = setting(2, "packed rows of an optimizer step")
-    rows_per_device: int = setting(2, "packed rows that each part of fsdp computes at once")
-    epochs: float = setting(1.0, "passes over the rows")
+    rows_per_step: int = setting(2, "packed rows that change the adapters together")
+    rows_per_device: int = setting(2, "packed rows at once, times fsdp")
+    epochs: float = setting(1.0, "how often each row is used")
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
-    dtype: str = setting("bfloat16", "of the arithmetic; adapters are float32")
+    dtype: str = setting("bfloat16", "the numbers that it computes with; adapters are float32")
     base_dtype: str = setting("", "int8, nf4: how the frozen base is stored; empty: as dtype")
     int8_products: bool = setting(False, "True: an int8 base is multiplied in int8, too (11)")
     mesh: tuple = setting((), "(fsdp, tp); empty: as much tp as the heads allow")
     remat: str = setting("NONE", "BLOCK, DECODER: what the backward pass computes again")
-    attention_block: int = setting(1_024, "queries at a time; half a window in sliding layers")
+    attention_block: int = setting(1_024, "tokens whose attention is computed at once (section 3)")
     log_every: int = setting(10, "steps between two lines")
     validate_every: int = setting(100, "steps")
     validation_rows: int = setting(64, "held-out rows of a validation")
@@ -283,7 +283,7 @@ def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
 
 
 def packed_mask(segment_ids: jax.Array) -> jax.Array:
-    """Causal attention inside each example and nowhere else. [B, T] -> [B, T, T]"""
+    """Causal attention inside each example; padding sees padding. [B, T] -> [B, T, T]"""
     same_example = segment_ids[:, :, None] == segment_ids[:, None, :]
     return jnp.tril(same_example)
 
@@ -394,7 +394,7 @@ def token_losses(model: nnx.Module, rows: Batch, capacity: int) -> TokenLosses:
         hidden = hidden_states(model, rows)
 
     with jax.named_scope("loss"):
-        # The token at t + 1 is predicted at t; top_k of 0s and 1s lists where the 1s are.
+        # The token at t + 1 is predicted at t. top_k of 0s and 1s lists the places of the 1s first.
         is_trained = rows.loss_mask[:, 1:].astype(jnp.int32)
         weight, at = jax.lax.top_k(is_trained, capacity)
         labels = jnp.take_along_axis(rows.tokens, at + 1, axis=1)
@@ -437,6 +437,14 @@ def steps_of(cfg: Settings, rows: int, rows_per_step: int) -> int:
     if cfg.max_steps:
         return min(steps, cfg.max_steps)
     return steps
+
+
+def steps_in_words(cfg: Settings, steps: int) -> str:
+    """How long a run is, and a warning if it's too short to teach anything."""
+    told = f"{steps} steps, {cfg.epochs:g} epochs"
+    if steps < 20 and not cfg.max_steps:
+        told += "; so few teach next to nothing: set epochs higher in section 1"
+    return told
 
 
 def make_schedule(cfg: Settings, steps: int) -> optax.Schedule:

@@ -327,8 +327,9 @@ def test_benchmark_of_questions_in_02(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").write_text(BENCHMARK)
     (tmp_path / "mine.json").write_text("[]")
-    exam_prompts = load("02_data.py", "exam_prompts")
+    exam_prompts = functools.partial(data.exam_prompts, questions=verilog.questions)
     exams = exam_prompts("mine.jsonl")
+    assert exam_prompts("") == {}
     assert list(exams.values()) == ["How wide is [7:0]?", "And [3:0]?"]
     assert data.overlap(["and  [3:0]?", "another"], exams)[0] == {0}
     with pytest.raises(helpers.UserError, match="mine.json' is a file.*a .jsonl file"):

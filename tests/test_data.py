@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from helpers import chat, data, late_mask, packing
+from helpers.run import UserError
 from tables import texts
 
 ASSET = ROOT / "assets" / "tiny_gemma4"
@@ -855,7 +856,7 @@ def test_what_a_close_row_does_not_share_is_named():
     rows = data.closest_rows({"counter": (0.8, 1), "far": (0.0, -1)}, exams,
                              ["a wire", "A counter of 32 BITS"], 4)
     assert rows == [{"evaluation prompt": "counter", "shared runs": "80%",
-                     "words only it has": "16 .", "words only the closest row has": "32"}]
+                     "only in the exam": "16 .", "only in the closest training row": "32"}]
 
 
 def test_a_chat_on_one_line():
@@ -941,6 +942,7 @@ def test_rows_of_codev_lengths_are_at_least_95_percent_full():
     assert abs(n.mean() - 922) < 15 and abs(np.percentile(n, 99) - 2553) < 120 and n.max() <= 3072
     short = n[n <= 2_048]
     assert short.size / n.size == pytest.approx(0.97, abs=0.005)
+    assert short.sum() / n.sum() == pytest.approx(0.92, abs=0.005)  # 02: 8% of the tokens are lost
     for few, length in ((n, 4_096), (short, 2_048)):
         assert few.sum() / len(packing.fill_rows(few, length, 7)) / length >= 0.95
     assert n.mean() / 3_072 == pytest.approx(0.30, abs=0.005)
@@ -952,3 +954,37 @@ def test_length_study_by_hand():
     assert table["one per row: real tokens"].tolist() == pytest.approx([1, 16 / 3 / 8])
     assert table["packed: real tokens"].tolist() == [1.0, 1.0]
     assert table["packed: row length"].tolist() == [8, 8]
+
+
+# ── What 02 leaves to helpers ──
+
+def test_rows_are_cleaned_and_reasons_are_counted():
+    good = {"prompt": "Invert.", "completion": "assign y = ~a;"}
+    cleaned = data.clean_all([good, {"a": 1}, {"b": 2}, good], "mine.jsonl")
+    assert [example["answer"] for example in cleaned.examples] == ["assign y = ~a;"] * 2
+    assert cleaned.dropped == {"no form that we know: a": 1, "no form that we know: b": 1}
+    assert cleaned.ends["no form that we know: b"] == "{'b': 2}"
+    with pytest.raises(UserError, match="No row of mine.jsonl is usable"):
+        data.clean_all([{"a": 1}], "mine.jsonl")
+
+
+def test_a_split_needs_both_sides_and_a_limit_has_to_fit():
+    examples = [{"prompt": f"question {number}"} for number in range(200)]
+    parts = data.split(examples, range(0, 200, 2), 0.3)
+    assert sorted(parts["train"] + parts["val"]) == list(range(0, 200, 2))
+    assert all(data.held_out(examples[place]["prompt"], 0.3) for place in parts["val"])
+    with pytest.raises(UserError, match="leave one side empty"):
+        data.split(examples, [3], 0.3)
+    lengths = np.array([10, 20])
+    packing.check_limits(lengths, 10, 32)
+    for limit in (9, 33):
+        with pytest.raises(UserError, match="shortest has 10 tokens.*rows of 32"):
+            packing.check_limits(lengths, limit, 32)
+
+
+def test_a_chat_that_the_published_recipe_cannot_render_is_replaced():
+    one = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert late_mask.one_question(one, otherwise=[]) is one
+    assert late_mask.one_question(one * 2, otherwise=one) is one
+    with_tools = [{"role": "system", "tools": []}, *one]
+    assert late_mask.one_question(with_tools, otherwise=one) is one

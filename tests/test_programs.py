@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import subprocess
 import sys
 
@@ -14,7 +15,8 @@ import random_gemma
 from conftest import ROOT
 from flax import nnx
 
-from helpers import gemma, train
+from helpers import gemma, pictures, programs, train
+from tables import architecture
 
 LENGTH = 256
 
@@ -147,3 +149,60 @@ def test_a_prompt_that_is_read_at_once_gets_the_same_answer(tmp_path, shape):
     assert short == answers[0][:answers[0].index(end) + 1]
     one, = gemma.greedy(model, [prompts[0][:16]], 4, [], mesh)  # nothing but what is read at once
     assert one == continued(model, mesh, prompts[0][:16], 4)
+
+
+# ── What one device holds (03, section 1) ──
+
+def adapters_per_device(config, rank, fsdp, tp):
+    """GiB of float32 adapters: what leads back to the embedding's width has its two cuts swapped.
+    """
+    numbers = 0
+    for module in architecture.modules(config):
+        a, b = (math.prod(shape) for shape in module.adapter(rank))
+        back = module.kind in ("attn_vec_einsum", "down_proj")
+        numbers += a / (tp if back else fsdp) + b / (fsdp if back else tp)
+    return 4 * numbers / 2**30
+
+
+MESHES = ((1, 4), (2, 2), (4, 1))
+
+
+def test_what_a_device_holds_of_the_tiny_model():
+    cfg = train.Settings(rank=16, alpha=32.0, dtype="float32", attention_block=128)
+    config = gemma.config_from_hf(ROOT / "assets/tiny_gemma4", dtype="float32")
+    text = architecture.text_config(architecture.read_config(ROOT / "assets/tiny_gemma4"))
+    assert set(gemma.possible_meshes(config, 4)) == set(MESHES)
+    whole = 4 * architecture.parameters(text)["total"] / 2**30
+    for fsdp, tp in MESHES:
+        mesh = gemma.make_mesh(config, (fsdp, tp), jax.devices()[:4])
+        held = programs.per_device(programs.abstract(config, cfg, mesh))
+        assert held["adapters"] == pytest.approx(adapters_per_device(text, 16, fsdp, tp))
+        assert held["base"] == pytest.approx(whole / 4, rel=0.01)  # norms lie on every device
+
+
+def test_what_03_says_of_the_31b_follows_from_its_shapes():
+    config = architecture.read_config(ROOT / "data/configs/gemma4_31b.json")
+    assert gemma.possible_meshes(gemma.config_from_hf(config), 8) == [(2, 4), (4, 2), (8, 1)]
+    page = " ".join((ROOT / "03_train.py").read_text().replace("\n#", " ").split())
+    whole = architecture.parameters(architecture.text_config(config))["total"]
+    assert f"it's {2 * whole / 4 / 2**30:.1f} GiB of base with each mesh" in page
+    for mesh in MESHES:
+        text = pictures.memory(adapters_per_device(config, 64, *mesh))
+        assert f"{text} with ({mesh[0]}, {mesh[1]})" in page
+
+
+def test_the_adapters_table_says_which_layers():
+    config = gemma.config_from_hf(ROOT / "assets/tiny_gemma4", dtype="float32")
+    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    model = programs.abstract(config, train.Settings(rank=4), mesh)
+    table = pictures.adapter_table(gemma.adapted_modules(model), gemma.layer_kinds(config))
+    layers = table.groupby("module")["in layers"].agg(list).to_dict()
+    assert layers["k_einsum"] == ["full"] and layers["kv_einsum"] == ["sliding"]
+    assert layers["q_einsum"] == ["sliding", "full"] and layers["up_proj"] == ["full and sliding"]
+    assert table.modules.sum() == 36 and all(table.makes)
+
+
+def test_few_steps_are_called_few():
+    assert train.steps_in_words(train.Settings(epochs=0.6), 367) == "367 steps, 0.6 epochs"
+    assert "teach next to nothing" in train.steps_in_words(train.Settings(), 19)
+    assert "nothing" not in train.steps_in_words(train.Settings(max_steps=5), 5)
