@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in `gs://` |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: about an hour on a v5p-8 (predicted and assumed, [08](08_dryrun.ipynb)); on a v5e-8 see [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) |
+# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8, with the download; of these the training steps take 19 to 24 and 48 to 99 minutes (predicted, the rest assumed; the v5e-8's upper end counts slow links, [01](01_setup.ipynb), section 2) |
 
 # %% [markdown]
 # ## Before we start
