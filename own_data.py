@@ -202,22 +202,24 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 #
 # ## 5. Is it better?
 # **How do you tell a good answer from a bad one?** In general, only you can say. Three examples can fool you, so we
-# score all the questions that we asked, in two ways. `overlap` is the share of words that an answer and your file's
-# answer have in common (F1, as in the SQuAD benchmark). `exact` is 1 if the two are equal, and otherwise 0. We also
-# score the *right answer to another question* in both ways, to see how many points the form of an answer gets without
-# the right facts.
+# score all the questions that we asked, in three ways:
+#
+# - `overlap` is the share of words that an answer and your file's answer have in common (F1, as in the SQuAD benchmark).
+# - `details` is the share of the details that your file's answer lists and the model's answer lists, too. In the example
+#   those are ports with their widths.
+# - `exact` is 1 if the two are equal, and otherwise 0.
+#
+# We also score the *right answer to another question*, to see how many points the form of an answer gets without the
+# right facts. **Guess: which of the three falls furthest for an answer to another question?**
 
 # %%
-from collections import Counter
-
 import verilog
-from helpers import data
 
 
-def overlap(answer, wanted):
-    """How far the words of two texts agree: 0 to 1."""
-    words, due = Counter(data.words_of(answer)), Counter(data.words_of(wanted))
-    return 2 * (words & due).total() / max(1, words.total() + due.total())
+def details(answer, wanted):
+    """The share of the wanted details that an answer has, 0 to 1. Yours may want another score."""
+    due, given = own.listed(wanted), own.listed(answer)
+    return sum(detail in given for detail in due) / len(due)
 
 
 def exact(answer, wanted):
@@ -227,7 +229,7 @@ def exact(answer, wanted):
 
 # %%
 marks, compared, form_alone = {}, {}, {}
-for score in (overlap, exact):  # from the loosest to the strictest
+for score in (own.overlap, details, exact):  # from the loosest to the strictest
     name = score.__name__
     marks[name] = {model: [score(text, question.wanted) for text, question in zip(texts, exam)]
                    for model, texts in said.items()}
@@ -239,8 +241,8 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # %% [markdown]
 # **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A
 # model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. The dashed
-# line shows that score, so look at it before you're proud of yours. `exact`, on the other hand, is too strict for free
-# text, where a good answer can be worded in many ways.
+# line shows that score, so look at it before you're proud of yours. `exact` is too strict for free text, where a good
+# answer can be worded in many ways. A score of your own says what counts: `details` gives nothing for the frame.
 #
 # Judge by the lower panel: the mean difference per question, with its 95% interval. Two bars can't show that both
 # models got the same questions ([07](07_eval.ipynb), section 9). If the interval holds zero, collect more questions
@@ -275,25 +277,20 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # **How do you keep it?** The adapter is small: a few megabytes here, some hundred for E2B. Its card says what it is:
 # base, data, recipe, scores, and how to ask. Each score stands next to what a wrong answer gets. `merged/` holds the
 # whole tuned model.
+#
+# Would you like to have it on the Hugging Face hub? Write its name into `HUB` and run the cell again. It needs your
+# token (`HF_TOKEN`), and nobody else can see the model until you change that on its page. To load the adapter or serve
+# the merged model elsewhere, see
+# [the commands](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it).
 
 # %%
+HUB = ""  # "your-name/my-gemma4-adapter", if you want it on the Hugging Face hub
 card = own.card("my-gemma4-adapter", options, out, compared, form_alone, SYSTEM)
 own.label(out / "adapter", options["model"], card)
 own.show_card(card)
 own.download(out / "adapter")
-
-# %% [markdown]
-# Would you like to have it on the Hugging Face hub? Write its name below and run the cell. It
-# needs your token (`HF_TOKEN`), and nobody else can see the model until you change that on its page.
-# To load the adapter or serve the merged model elsewhere, see
-# [the commands](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it).
-
-# %%
-HUB = ""  # "your-name/my-gemma4-adapter"
 if HUB:
     print(own.push_to_hub(out / "adapter", HUB))
-else:
-    print("not pushed: HUB is empty")
 
 # %% [markdown]
 # **Give away an adapter only with its card, and with a score that you'd believe yourself.**
@@ -316,27 +313,29 @@ else:
 # folder of its own, so nothing of the first run is lost.
 # </details>
 #
-# 2. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, score
-#    how many ports of an answer are right, so that one wrong width doesn't cost everything. What has a right answer to
+# 2. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, ask
+#    whether the model gets numbers wrong, or names: score the numbers of an answer alone. What has a right answer to
 #    get, and what an answer to another question?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# def ports(answer, wanted):
-#     """The share of the wanted ports that an answer gives with their widths."""
-#     due = wanted.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
-#     given = answer.rstrip(".").split(": ")[-1].replace(" and ", ", ").split(", ")
-#     return sum(port in given for port in due) / len(due)
+# import re
 #
 #
-# assert ports(exam[0].wanted, exam[0].wanted) == 1
+# def numbers(answer, wanted):
+#     """The share of the wanted numbers that stand at their place."""
+#     due, given = re.findall(r"\d+", wanted), re.findall(r"\d+", answer)
+#     return sum(one == other for one, other in zip(due, given)) / max(1, len(due))
+#
+#
+# assert numbers(exam[0].wanted, exam[0].wanted) == 1
 # for name, texts in said.items():
-#     found = [ports(text, question.wanted) for text, question in zip(texts, exam)]
-#     print(f"{name}: {sum(found) / len(found):.0%} of the ports")
-# print(f"an answer to another question: {own.other_answers(exam, ports):.0%}")
+#     found = [numbers(text, question.wanted) for text, question in zip(texts, exam)]
+#     print(f"{name}: {sum(found) / len(found):.0%} of the numbers")
+# print(f"an answer to another question: {own.other_answers(exam, numbers):.0%}")
 # ```
 #
-# A right answer gets 1, and the tuned model can't get less here than by `exact`. Put `ports` between `overlap` and
-# `exact` in section 5, and it's drawn with its interval and with what a wrong answer gets.
+# A right answer gets 1. Put `numbers` between `own.overlap` and `exact` in section 5, and it's drawn with its interval
+# and with what a wrong answer gets.
 # </details>

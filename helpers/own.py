@@ -511,6 +511,20 @@ def other_answers(exam: Sequence[Question], score: Callable[[str, str], float]) 
     return float(np.mean(values))
 
 
+def overlap(answer: str, wanted: str) -> float:
+    """How far the words of two texts agree, 0 to 1: F1 of their words, as in SQuAD."""
+    words = Counter(data.words_of(answer))
+    due = Counter(data.words_of(wanted))
+    common = words & due
+    return 2 * common.total() / max(1, words.total() + due.total())
+
+
+def listed(text: str) -> list[str]:
+    """The details that a text lists: "it has: a, b and c." gives a, b and c; at least one."""
+    _, _, after = text.strip().rstrip(".").rpartition(": ")
+    return after.replace(" and ", ", ").split(", ")
+
+
 def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -> None:
     """Each score of both models, and below it the paired difference with its interval.
 
