@@ -295,7 +295,7 @@ def client_of(path):
     place = helpers.run_dir("serve")
     with serving.running(replace(options, model=str(path)), place) as url:
         yield Client(url, options.name, options.max_model_len, chat.TURN_END, cfg.patience,
-                     alive=lambda: server.is_alive(place))
+                     alive=lambda: server.is_alive(place), key=options.key())
 
 
 # %%

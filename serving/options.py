@@ -93,6 +93,10 @@ class Options:
         """Whether it runs in a container."""
         return self.engine in IMAGES
 
+    def key(self) -> str:
+        """What a client has to send: VLLM_API_KEY of this shell, if the server asks for one."""
+        return environment.api_key(self.environment)
+
     def answering(self) -> list:
         """What an answer depends on beside model and question; 07's saved answers name it."""
         return [self.engine, self.kv_cache_dtype, self.quantization, self.implementation,
@@ -272,6 +276,8 @@ def _check_adapters(options: Options) -> None:
         names.add(name)
         adapter_rank(folder)
         check_base(folder, options.model)
+
+
 def check_base(adapter: str, model: str) -> None:
     """Raise if an adapter's matrices don't fit those of the model that it's to be served with.
 

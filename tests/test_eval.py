@@ -29,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appendix.world import make
+from serving.options import Options
 from tables.errors import UserError
 from verilog import asking, extraction, judging, plans, problems as exams, scores
 from verilog.asking import (Plan, all_prompts, messages_for, plan_jobs, read_samples, sample,
@@ -294,6 +295,7 @@ class FakeServer:
 
     def __init__(self, refuse=lambda ids: False, delay=0.0):
         self.asked, self.flying, self.most, lock = [], 0, 0, threading.Lock()
+        self.keys = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -301,6 +303,7 @@ class FakeServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
                     outer.asked.append(body)
+                    outer.keys.append(self.headers["Authorization"])
                     outer.flying += 1
                     outer.most = max(outer.most, outer.flying)
                 time.sleep(delay)
@@ -398,6 +401,18 @@ t.sample(jobs, Path({str(path)!r}), t.Client({server.url!r}, "m", 100, "<turn|>"
     asked_of(server, jobs, fresh)
     assert fresh.read_bytes() == path.read_bytes()
     server.close()
+
+
+def test_a_key_that_the_server_asks_for_is_sent(monkeypatch):
+    """05 can start a server with VLLM_API_KEY; 07 once asked it with another key."""
+    server = FakeServer()
+    monkeypatch.setenv("VLLM_API_KEY", "k-1")
+    key = Options(model="m", environment=("VLLM_API_KEY",)).key()
+    assert key == "k-1" and Options(model="m").key() == ""
+    Client(server.url, "m", 100, key=key).complete([1], 5, 0.0, 1.0, {})
+    Client(server.url, "m", 100).complete([1], 5, 0.0, 1.0, {})
+    server.close()
+    assert server.keys == ["Bearer k-1", "Bearer unused"]
 
 
 def test_answers_of_another_model_plan_or_prompt_do_not_count(jobs, tmp_path):

@@ -32,6 +32,7 @@ class Client:
       turn_end: the text of the token that ends the model's turn; the answer stands before it.
       patience: seconds to wait for a server that can't be reached.
       alive: whether the server still lives. Nobody waits for one that has died.
+      key: what the server asks for (VLLM_API_KEY), if it asks for one.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class Client:
             context: int,
             turn_end: str = "",
             patience: float = 900.0,
-            alive: Callable[[], bool] = lambda: True) -> None:
+            alive: Callable[[], bool] = lambda: True,
+            key: str = "") -> None:
         self.base_url = base_url
         self.model = model
         self.context = context
@@ -51,7 +53,7 @@ class Client:
         direct = is_this_machine(base_url)
         self._openai = openai.OpenAI(
             base_url=f"{base_url}/v1",
-            api_key="unused",
+            api_key=key or "unused",
             max_retries=2,
             http_client=openai.DefaultHttpxClient(trust_env=not direct))
 
