@@ -708,7 +708,8 @@ def recipes() -> Sheet:
     sheet.words(602, 80, "the trained rows", 17)
     for rank, left in (("4", 80.0), ("32", 520.0)):
         _recipes_of_rank(sheet, rank, left)
-    sheet.words(30, 656, "Ring: the least held-out loss. Pale dots: a second seed.", 16, "soft")
+    sheet.words(30, 656, "Solid: held-out rows, a ring at their least loss. Thin: a second seed.",
+                16, "soft")
     sheet.words(30, 680, "Measured at size tiny on a CPU (data/recipes/).", 16, "soft")
     return sheet
 
@@ -734,7 +735,7 @@ def _draw_recipe(sheet: Sheet, left: float, rows: list[dict[str, str]]) -> None:
     """One run in the two panels of its rank."""
     color = RATES[rows[0]["rate"]]
     is_first = rows[0]["seed"] == "42"
-    dot = color if not is_first else f"{color}-solid"
+    dot = f"{color}-solid" if is_first else color
     held_out, trained, solved = [], [], []
     for row in rows:
         x = _at_passes(left, int(row["epochs"]))
