@@ -128,8 +128,9 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
 # The table lists the slices for which a whole training step was compiled and fits. Weights are in *bfloat16*, two bytes
-# each, unless the table says *int8*, one byte. The dollars cover all of notebook 03, for 10,000 examples that average
-# 922 tokens. Those two numbers come from the paper whose *published recipe* this series follows (arXiv 2605.25645).
+# each, unless the table says *int8*, one byte. The dollars cover all of notebook 03 and its download, for 10,000 examples
+# that average 922 tokens. Those two numbers come from the paper whose *published recipe* this series follows (arXiv
+# 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -142,21 +143,21 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # that way by itself on a v5e-8, so you don't have to set anything. For the E2B one chip is enough: its step fits a
 # v6e-1 with room to spare, and a v5e-1 just about (both compiled).
 #
-# Where do the times come from? Training steps and validation are *predicted* from the compiled program, as a range. On
-# a v5e-8 the upper end also counts slow links: between those chips, others have waited longer than our model said. The
-# rest is *assumed*: downloading, loading, compiling, saving, answering. Nobody has timed these with our code, so don't
-# trust the dollars more than that.
-# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) adds up Kaggle's session minute
-# by minute, with the same minutes for 03.
-#
-# Everything else that we know is in the next table; click to open it.
+# How long does it take, and what else do we know? That's in the next table; click to open it.
 
 # %%
 style.folded("every slice: rows, mesh, memory, speed, hours", pd.DataFrame(
     fit.full_table(choices, TOKENS)))
 
 # %% [markdown]
-# <details><summary>What do its columns mean?</summary>
+# Where do the times come from? Training steps and validation are *predicted* from the compiled program, as a range. On
+# a v5e-8 the upper end also counts slow links: between those chips, others have waited longer than our model said. The
+# rest is *assumed*: downloading, loading, compiling, saving, answering. Nobody has timed these with our code, so don't
+# trust the hours and dollars more than that.
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) adds up Kaggle's session minute
+# by minute, with the same minutes for 03.
+#
+# <details><summary>What do the columns of the long table mean?</summary>
 #
 # - `rows x length`: how many rows the chips compute at once, and the tokens of a row. (A *row* holds several examples,
 #   one after the other: [02](02_data.ipynb).)
@@ -171,6 +172,7 @@ style.folded("every slice: rows, mesh, memory, speed, hours", pd.DataFrame(
 #   to leave a tenth, because it may be that wrong.
 # - `how we know`: *compiled* is what the TPU's own compiler says. *Planned*: the compiler has added up the memory and
 #   refused, so there's no program. *Estimated* is our own sum over the model's shapes.
+# - `training steps` is predicted. `hours` and `USD` are for all of 03 and its download, and so partly assumed.
 #
 # Where bfloat16 fits we don't list int8: it would save memory that you don't need, and no time.
 #

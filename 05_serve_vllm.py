@@ -190,7 +190,13 @@ request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tok
 helpers.show_source(asking.streamed)
 
 # %%
-asking.streamed(client, record, request)  # a client's first stream also opens a connection
+read = asking.streamed(client, record, request, show=True)  # it prints each piece as it comes
+
+# %% [markdown]
+# That stream isn't timed, because a client's first one also opens a connection, and printing takes time, too. So we ask
+# once more without printing, and look at the clock:
+
+# %%
 arrivals, text, made = asking.streamed(client, record, request)
 gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
 print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",

@@ -170,8 +170,9 @@ policy, moments = bench.learner.step(
 # | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [fixed later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# (A *rollout* is a sampled answer, and the *soft cap* keeps Gemma's logits within ±30.) Four checks would have caught
-# all of these.
+# (A *rollout* is a sampled answer, and the *soft cap* keeps Gemma's logits within ±30.) MaxText's mapping was fixed in
+# July 2026. On GPUs, [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224) has had recipes for Gemma 4 since 2026,
+# too. Four checks would have caught all of these errors, so whichever stack you take, begin with them.
 #
 # *One: the sampler and the trainer give each token the same log-probability*, and they still do after a step. That
 # covers the soft cap, the temperature, the place where an answer begins, and the token that ends it. The second
@@ -405,17 +406,6 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # </details>
 #
 # **A policy learns what you pay for, and a judge that can be fooled costs you everything.**
-#
-# ## 8. Who can do this with the 31B today?
-# **Could you run this page's loop on the real model?** This is what the repositories said in November 2026:
-#
-# | stack | state |
-# |---|---|
-# | [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224), GPU | recipes for Gemma 4, dense and mixture of experts, merged in 2026 |
-# | [MaxText](https://github.com/AI-Hypercomputer/maxtext/pull/4536), TPU | the mapping of rollouts was fixed in July 2026; start with our first check |
-# | Tunix 0.1.7, TPU | `GRPOLearner` with its own sampler runs on the tiny model (section 5); with vLLM's TPU package since July 2026 it moves 0 parameters (section 4) |
-#
-# **On a TPU, begin with section 4's checks, whichever stack you take.**
 #
 # ## Recap
 # - A reward from the testbench chooses among the things that the model can write already: sampled answers got better,

@@ -1,6 +1,7 @@
 """Which recipe? Rate and rank on few rows of the tiny world, for the figure of docs/OWN_DATA.md.
 
-    python -m appendix.recipes     makes the runs that data/recipes/ lacks, and draws all
+    python -m appendix.recipes           makes the runs that data/recipes/ lacks
+    python tools/drawings.py recipes     draws all of them
 
 A run goes eight times over eight of notebook 02's packed rows, with 03's step on one device. The
 rate is constant after five steps of warm-up, so that any pass can be read as the end of a shorter
@@ -17,22 +18,19 @@ import numpy as np
 import pandas as pd
 from flax import nnx
 from jax.sharding import Mesh
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from tunix.models.gemma4.model import Gemma4
 
 import verilog
 from appendix import runs
 from appendix.tuning import Tuning
-from helpers import chat, gemma, style, train
+from helpers import chat, gemma, train
 from helpers.answers import ask
 from helpers.records import DataMeta
-from helpers.run import atomic_file, run_dir
+from helpers.run import run_dir
 from verilog.asking import messages_for
 
 BASE = "assets/tiny_gemma4_clean"  # its corpus has no bugs
 STORED = Path("data/recipes")
-FIGURE = Path("assets/figures/recipes.svg")
 RUNS = (  # rank, rate, seed
     (4, 6e-3, 42), (4, 2e-2, 42), (4, 2e-3, 42), (32, 6e-3, 42), (32, 2e-2, 42), (32, 2e-3, 42),
     (32, 6e-3, 43), (4, 2e-3, 43))
@@ -121,56 +119,8 @@ def passed(model: nnx.Module, mesh: Mesh, system: str | None) -> int:
     return sum(verdict.passed for verdict in verdicts)
 
 
-def draw() -> None:
-    """The figure: loss and passed problems after each pass, for every rate and rank."""
-    points = runs.stored(STORED)
-    columns = points["rank"].nunique()
-    fig, axes = style.figure(9.0, 5.2, 2, columns, sharex=True, sharey="row", squeeze=False)
-    lines: dict[str, Line2D] = {}  # of the legend
-    for column, (rank, of_rank) in zip(axes.T, points.groupby("rank"), strict=True):
-        losses, problems = column
-        losses.set_title(f"rank {rank}")
-        for label, line in _draw_rank(losses, problems, of_rank).items():
-            lines.setdefault(label, line)
-    axes[0, 0].set_ylabel("nats per trained token")
-    axes[1, 0].set_ylabel("of 38 problems passed")
-    fig.legend(lines.values(), lines, loc="outside upper center", ncols=3)
-    fig.supxlabel("Solid: held-out rows, star: the least; dotted: the trained rows. Measured at "
-                  "size tiny on a CPU, data/recipes/", fontsize=8, color=style.GRAY, x=0.01,
-                  ha="left")
-    with atomic_file(FIGURE) as file:
-        fig.savefig(file, format="svg", metadata={"Date": None})
-
-
-def _draw_rank(losses: Axes, problems: Axes, of_rank: pd.DataFrame) -> dict[str, Line2D]:
-    """All runs of a rank in its two panels; returns {rate: the line of its first seed}."""
-    _, _, first_seed = RUNS[0]
-    lines: dict[str, Line2D] = {}
-    for color, (rate, of_rate) in zip(style.CYCLE, of_rank.groupby("rate"), strict=False):
-        for seed, run in of_rate.groupby("seed"):
-            alpha = 1.0 if seed == first_seed else 0.45
-            line = _draw_run(losses, problems, run, color, alpha)
-            lines.setdefault(f"rate {rate:g}", line)
-    losses.set(yscale="log")
-    problems.set(xscale="log", xticks=EPOCHS, xticklabels=EPOCHS, xlabel="passes over the rows")
-    problems.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    return lines
-
-
-def _draw_run(losses: Axes, problems: Axes, run: pd.DataFrame, color: str, alpha: float) -> Line2D:
-    """One run in both panels of its rank; returns the line of its passed problems."""
-    look = {"color": color, "marker": "o", "markersize": 4, "alpha": alpha}
-    losses.plot(run.epochs, run.held_out, **look)
-    losses.plot(run.epochs, run.loss, **look | {"marker": ""}, linestyle=":")
-    asked = run.dropna(subset="passed")
-    line, = problems.plot(asked.epochs, asked.passed, **look)
-    least = run.loc[run.held_out.idxmin()]
-    losses.plot(least.epochs, least.held_out, "*", color=color, markersize=13)
-    return line
-
-
 def main() -> None:
-    """Make the runs that are missing, and the figure of all."""
+    """Make the runs that are missing."""
     def make(rank, rate, seed):
         return run(rank, rate, seed).to_csv(index=False, float_format="%.6g")
 
@@ -178,7 +128,6 @@ def main() -> None:
     for rank, rate, seed in RUNS:
         wanted[STORED / f"rank{rank}-rate{rate:g}-seed{seed}.csv"] = (rank, rate, seed)
     runs.fill(wanted, make)
-    draw()
 
 
 if __name__ == "__main__":

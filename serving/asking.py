@@ -238,16 +238,21 @@ def seconds_per_token(before: Counters, after: Counters) -> float:
     return seconds / tokens
 
 
-def streamed(client: "openai.OpenAI", record: ServerRecord,
-             request: dict) -> tuple[list[float], str, float]:
+def streamed(client: "openai.OpenAI", record: ServerRecord, request: dict,
+             show: bool = False) -> tuple[list[float], str, float]:
     """One answer, read along: seconds from sending the request to each piece, the whole text, and
-    the seconds that a token took on the server's own clock."""
+    the seconds that a token took on the server's own clock; `show` prints each piece as it
+    comes."""
     before = counters(record)
     start, arrivals, text = time.perf_counter(), [], ""
     for piece in client.chat.completions.create(**request, stream=True):
         if piece.choices and piece.choices[0].delta.content:
             arrivals.append(time.perf_counter() - start)
             text += piece.choices[0].delta.content
+            if show:
+                print(piece.choices[0].delta.content, end="", flush=True)
+    if show:
+        print()
     return arrivals, text, seconds_per_token(before, counters(record))
 
 

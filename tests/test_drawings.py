@@ -19,7 +19,7 @@ from verilog.extraction import port_names
 
 SPACE = "{http://www.w3.org/2000/svg}"
 FIGURES = ROOT / "assets" / "figures"
-PAGES = [*sorted(ROOT.glob("[0-9]*_*.py")), ROOT / "README.md"]
+PAGES = [*sorted(ROOT.glob("[0-9]*_*.py")), ROOT / "README.md", ROOT / "docs" / "OWN_DATA.md"]
 NAMES = sorted(drawings.DRAWINGS)
 
 

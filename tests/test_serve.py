@@ -1133,7 +1133,7 @@ def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
     assert not (tmp_path / "serve" / "server.json").exists()
 
 
-def test_an_answer_is_read_along_and_a_drafter_is_told_by_place(monkeypatch):
+def test_an_answer_is_read_along_and_a_drafter_is_told_by_place(monkeypatch, capsys):
     """Pieces without text, such as the first one that only names a role, don't count."""
     def piece(text):
         delta = types.SimpleNamespace(content=text)
@@ -1144,11 +1144,14 @@ def test_an_answer_is_read_along_and_a_drafter_is_told_by_place(monkeypatch):
     create = lambda **request: asked.append(request) or iter(pieces)
     completions = types.SimpleNamespace(create=create)
     client = types.SimpleNamespace(chat=types.SimpleNamespace(completions=completions))
-    counts = iter([{f"{asking.TOKEN_TIME}_{end}": k for end in ("count", "sum")} for k in (1, 3)])
+    ends = ("count", "sum")
+    counts = iter([{f"{asking.TOKEN_TIME}_{end}": k for end in ends} for k in (1, 3, 3, 5)])
     monkeypatch.setattr(asking, "counters", lambda record: next(counts))
     arrivals, text, made = asking.streamed(client, None, {"model": "m"})
     assert text == "module" and len(arrivals) == 2 and arrivals == sorted(arrivals) and made == 1
-    assert asked == [{"model": "m", "stream": True}]
+    assert asked == [{"model": "m", "stream": True}] and capsys.readouterr().out == ""
+    asking.streamed(client, None, {"model": "m"}, show=True)
+    assert capsys.readouterr().out == "module\n"
     told = asking.acceptance_in_words(
         {"drafts": 10, "by position": [0.4, 0.1], "tokens per step": 1.5}, 45)
     assert told == ("10 drafts in 40 steps. Accepted: 40% of the tokens in place 1, 10% of the "

@@ -8,6 +8,7 @@ compares the files with what this program draws.
 """
 
 import argparse
+import csv
 import functools
 import math
 import sys
@@ -27,6 +28,9 @@ FOLDER = ROOT / "assets" / "figures"
 RANK = 64  # of 03 at the size of the 31B
 CHIPS = ("blue", "orange", "green", "purple")  # the colors of chips 0 to 3
 DIGITS = "0123"
+RECIPES = ROOT / "data" / "recipes"
+RATES = {"0.002": "blue", "0.006": "orange", "0.02": "green"}
+ACROSS = 330.0  # width of a panel of `recipes`
 
 
 @functools.cache
@@ -687,9 +691,92 @@ def judge() -> Sheet:
     return sheet
 
 
+# ── 8. Rates and passes (OWN_DATA) ──
+def recipes() -> Sheet:
+    """Loss and solved problems after each pass over few rows, from data/recipes/."""
+    sheet = Sheet(
+        "recipes", 700, "Which learning rate, and how many passes over few rows?",
+        "Two panels for each of two LoRA ranks, 4 and 32. Above, the loss of held-out and of "
+        "trained rows after one to eight passes; below, how many of 38 problems the tiny model "
+        "solves after two and after eight, at three learning rates.")
+    sheet.words(30, 42, "After how many passes does it get worse?", 22, bold=True)
+    for place, (rate, color) in enumerate(RATES.items()):
+        x = 30 + 170 * place
+        sheet.line([(x, 74), (x + 34, 74)], color, 4)
+        sheet.words(x + 42, 80, f"rate {rate}", 17)
+    sheet.line([(560, 74), (594, 74)], "ink", 2.5, dashed=True)
+    sheet.words(602, 80, "the trained rows", 17)
+    for rank, left in (("4", 80.0), ("32", 520.0)):
+        _recipes_of_rank(sheet, rank, left)
+    sheet.words(30, 656, "Solid: held-out rows, a ring at their least loss. Thin: a second seed.",
+                16, "soft")
+    sheet.words(30, 680, "Measured at size tiny on a CPU (data/recipes/).", 16, "soft")
+    return sheet
+
+
+def _recipes_of_rank(sheet: Sheet, rank: str, left: float) -> None:
+    """Both panels of one rank, and all of its runs."""
+    sheet.words(left, 116, f"rank {rank}: loss per token (nats)", 17, bold=True)
+    sheet.words(left, 406, "problems solved, of 38", 17, bold=True)
+    for loss in (0.01, 0.1, 1.0):
+        _tick(sheet, left, _at_loss(loss), f"{loss:g}")
+    for solved in (0, 10, 20, 30):
+        _tick(sheet, left, _at_solved(solved), f"{solved}")
+    for passes in (1, 2, 4, 8):
+        for baseline in (372, 604):
+            sheet.words(_at_passes(left, passes), baseline, f"{passes}", 16, "soft", "middle")
+    sheet.words(left + ACROSS / 2, 628, "passes over eight packed rows", 16, "soft", "middle")
+    for path in sorted(RECIPES.glob(f"rank{rank}-*.csv")):
+        with path.open(encoding="utf-8") as file:
+            _draw_recipe(sheet, left, list(csv.DictReader(file)))
+
+
+def _draw_recipe(sheet: Sheet, left: float, rows: list[dict[str, str]]) -> None:
+    """One run in the two panels of its rank."""
+    color = RATES[rows[0]["rate"]]
+    is_first = rows[0]["seed"] == "42"
+    dot = f"{color}-solid" if is_first else color
+    held_out, trained, solved = [], [], []
+    for row in rows:
+        x = _at_passes(left, int(row["epochs"]))
+        held_out.append((x, _at_loss(float(row["held_out"]))))
+        trained.append((x, _at_loss(float(row["loss"]))))
+        if row["passed"]:
+            solved.append((x, _at_solved(int(row["passed"]))))
+    width = 3 if is_first else 1.5
+    sheet.line(trained, color, 1.5, dashed=True)
+    for points in (held_out, solved):
+        sheet.line(points, color, width)
+        for x, y in points:
+            sheet.circle(x, y, 5, dot)
+    x, y = max(held_out, key=lambda point: point[1])  # y grows downward
+    sheet.circle(x, y, 10, f"{color}-line", 2)
+
+
+def _tick(sheet: Sheet, left: float, y: float, text: str) -> None:
+    """A line across a panel, with its number to the left."""
+    sheet.line([(left, y), (left + ACROSS, y)], "gray", 1)
+    sheet.words(left - 10, y + 6, text, 16, "soft", "end")
+
+
+def _at_passes(left: float, passes: int) -> float:
+    """x of a number of passes, on a scale of logarithms."""
+    return round(left + ACROSS * math.log2(passes) / 3, 1)
+
+
+def _at_loss(loss: float) -> float:
+    """y of a loss from 0.004 to 2, on a scale of logarithms."""
+    return round(350 - 220 * math.log(loss / 0.004) / math.log(2 / 0.004), 1)
+
+
+def _at_solved(solved: int) -> float:
+    """y of a number of solved problems from 0 to 30."""
+    return round(580 - 5 * solved, 1)
+
+
 DRAWINGS: dict[str, Callable[[], Sheet]] = {
     "road": road, "lora": lora, "slice": slices, "shards": shards, "kv_einsum": kv,
-    "batch": batch, "judge": judge}
+    "batch": batch, "judge": judge, "recipes": recipes}
 
 
 def write(path: Path, text: str) -> None:

@@ -647,8 +647,8 @@ def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, st
       tokens: real tokens to train on.
 
     Returns:
-      Rows of text for a table: the minutes of the training steps, and the hours and dollars of the
-      whole of 03 with its download. A time that nobody has predicted says so.
+      Rows of text for a table, with the dollars of the whole of 03 and its download. Dollars that
+      nobody has predicted say so.
     """
     found: dict[str, dict[str, str]] = {}
     for step, dollars_per_hour in rows:
@@ -658,18 +658,12 @@ def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, st
         name = f"the {step.model.upper()}"
         if step.base_dtype != "bfloat16":
             name += f", weights in {step.base_dtype}"
-        minutes = hours = dollars = NOT_PREDICTED
+        dollars = NOT_PREDICTED
         if step.speed is not None:
-            cost = run_cost(step, tokens, dollars_per_hour)
-            least, most = cost["ranges"]["optimizer steps"]
-            minutes = f"{least:.0f} to {most:.0f} min"
-            hours = f"{cost['hours_text']} h"
-            dollars = cost["dollars_text"]
+            dollars = run_cost(step, tokens, dollars_per_hour)["dollars_text"]
         found[step.slice] = {
             "slice": step.slice,
             "what fits": name,
-            "training steps, predicted": minutes,
-            "all of 03 and the download, partly assumed": hours,
             "USD for all of it": dollars,
         }
     return list(found.values())
@@ -704,11 +698,13 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
     fits = "no"
     if step.fits:
         fits = "yes, tight" if step.is_tight else "yes"
-    speed = hours = dollars = NOT_PREDICTED if step.fits else ""
+    speed = minutes = hours = dollars = NOT_PREDICTED if step.fits else ""
     if step.speed is not None:
-        least, most = step.speeds()
+        slow, fast = step.speeds()
         cost = run_cost(step, tokens, dollars_per_hour)
-        speed = f"{least:,.0f} to {most:,.0f}"
+        least, most = cost["ranges"]["optimizer steps"]
+        speed = f"{slow:,.0f} to {fast:,.0f}"
+        minutes = f"{least:.0f} to {most:.0f} min"
         hours, dollars = cost["hours_text"], cost["dollars_text"]
     fsdp, tp = mesh_of(step.model, step.chips)
     return {
@@ -722,6 +718,7 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
         "fits": fits,
         "how we know": how,
         "tokens/s, without padding": speed,
+        "training steps": minutes,
         "hours": hours,
         "USD": dollars,
     }
