@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers import remote, tools
+from helpers.records import thinks
 from helpers.run import UserError, local_path
 from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
 
@@ -527,7 +528,7 @@ def as_messages(example: Row, system: str | None, reasoning: str = "stripped") -
     answer = {"role": "assistant", "content": example["answer"]}
     if "tool_calls" in example:
         answer["tool_calls"] = example["tool_calls"]
-    if reasoning == "kept":
+    if thinks(reasoning):
         answer["reasoning"] = example["reasoning"]
     else:
         for message in messages:

@@ -25,6 +25,7 @@ from jax.sharding import Mesh
 
 from helpers import chat, data, gemma, run, style
 from helpers.chat import Message
+from helpers.records import thinks
 from helpers.run import UserError
 
 if TYPE_CHECKING:
@@ -687,7 +688,7 @@ def card(title: str, options: Mapping[str, object], out: Path, compared: Mapping
         chat_asked.insert(0, {"role": "system", "content": system})
         asked = "with the system message of these lines"
     thinking = ""
-    if options.get("reasoning") == "kept":
+    if thinks(options.get("reasoning", "")):
         thinking = ", enable_thinking=True"
 
     answers = counts(out / "log.txt")

@@ -108,6 +108,15 @@ def _fix(page: str) -> str:
 # ── What the pages leave ──
 
 
+def thinks(reasoning: str) -> bool:
+    """Whether a model thinks before it answers that was trained with this setting of 02.
+
+    Args:
+      reasoning: "stripped", or "kept".
+    """
+    return reasoning == "kept"
+
+
 class _AskedAs:
     """How a chat begins that's asked as the training chats were."""
 
@@ -117,7 +126,7 @@ class _AskedAs:
     @property
     def thinking(self) -> bool:
         """Whether the model thinks before it answers, as its training answers did."""
-        return self.reasoning == "kept"
+        return thinks(self.reasoning)
 
     @property
     def system_messages(self) -> list[dict[str, str]]:
@@ -344,3 +353,31 @@ class Merge(Record):
             if not is_named or not all(type(number) in (int, float) for number in numbers):
                 raise records.Misfit(f"has {records.shown(row)} in 'norms', which should be a "
                                      "tensor with three norms")
+
+
+@dataclass(frozen=True)
+class Comparison(Record):
+    """`eval/comparison.json`: both models' scores in 07, and how much of them the tuning brought."""
+
+    PLACE: ClassVar = ("eval", "comparison.json")
+    PAGE: ClassVar = "07_eval.py"
+
+    rival: str                          # the plan by which the base is asked in the primary one
+    against: dict[str, dict[str, Any]]  # difference, interval and p by the base's plan
+    model_hash: str
+    plan: dict[str, Any]                # by which the tuned model is asked
+    n_winnable: int                     # problems whose reference passes
+    base: dict[str, float]              # shares that pass, such as "pass@1"; and "n_problems"
+    tuned: dict[str, float]
+
+    def check(self) -> None:
+        """See `Record.check`: what README and a report quote is there."""
+        for scores in (self.base, self.tuned):
+            for name in ("pass@1", "n_problems"):
+                if name not in scores:
+                    raise records.Misfit(f"has no {name!r} of a model")
+        for compared in self.against.values():
+            is_whole = len(compared.get("interval", ())) == 2
+            if not is_whole or not {"difference", "p"} <= compared.keys():
+                raise records.Misfit(f"has {records.shown(compared)} in 'against', which should "
+                                     "be a difference, its interval and p")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import run
+from helpers.records import Comparison, DataMeta, Recipe
 from helpers.run import UserError
 from tables import hardware, measured
 from tables.texts import json_lines
@@ -60,8 +61,15 @@ def training(folder: Path) -> dict[str, Any]:
 
 def _base_dtype(folder: Path) -> str | None:
     """How 03 stored the frozen base in a run directory; None if it didn't get far enough to say."""
-    recipe = _json(folder / "train/recipe.json")
-    return recipe.get("base_dtype") or recipe.get("dtype")
+    recipe = _recipe(folder)
+    if recipe is None:
+        return None
+    return recipe.base_dtype or recipe.dtype
+
+
+def _recipe(folder: Path) -> Recipe | None:
+    """03's recipe in a run directory; None if 03 didn't get to its end."""
+    return Recipe.load_if_whole(folder.joinpath(*Recipe.PLACE))
 
 
 def _steps(log: Path) -> list[dict[str, Any]]:
@@ -109,7 +117,7 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON file's object; {} where it's missing or damaged, as after a full disk."""
+    """The object of a JSON file that has no record; {} where it's missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -127,8 +135,8 @@ def _about(folder: Path) -> dict[str, Any]:
     """Machine, size and settings to which the numbers belong."""
     trained = _trained(folder)
     facts = _json(trained / "train/machine.json")
-    data = _json(trained / "data/meta.json")
-    recipe = _json(trained / "train/recipe.json")
+    data = DataMeta.load_if_whole(trained.joinpath(*DataMeta.PLACE))
+    recipe = _recipe(trained)
     machine = hardware.here()
     now = datetime.datetime.now(datetime.UTC)
     about = {
@@ -139,13 +147,13 @@ def _about(folder: Path) -> dict[str, Any]:
         "when": now.isoformat(timespec="seconds"),
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "base": data.get("base_model", ""),
-        "rank": recipe.get("rank"),
+        "base": data.base_model if data else "",
+        "rank": recipe.rank if recipe else None,
         "base_dtype": _base_dtype(trained),
     }
     for name in TRAINED_WITH:
         about[name] = facts.get(name)
-    about["int8_products"] = recipe.get("int8_products") is True
+    about["int8_products"] = recipe is not None and recipe.int8_products
     return about
 
 
@@ -182,9 +190,10 @@ def _training(folder: Path) -> dict[str, Any]:
     peak = values.get("peak_bytes_in_use")
     if peak is not None and measured.is_number(peak):
         values["peak_gib_per_device"] = peak / hardware.GIB
-    recipe = _json(place / "train/recipe.json")
-    for name in ("val_loss_before", "val_loss_after"):
-        values[name] = recipe.get(name)
+    recipe = _recipe(place)
+    if recipe is not None:
+        values["val_loss_before"] = recipe.val_loss_before
+        values["val_loss_after"] = recipe.val_loss_after
     return values
 
 
@@ -232,14 +241,15 @@ def _load(row: dict[str, str]) -> tuple[float, float]:
 
 
 def _scores(folder: Path) -> dict[str, Any]:
-    """pass@1 of both models, and the number of problems, as 07 left them."""
-    compared = _json(folder / "eval/comparison.json")
-    values = {}
-    for model in ("base", "tuned"):
-        scores = _part(compared, model)
-        values[f"pass_at_1_{model}"] = scores.get("pass@1")
-        values["problems"] = scores.get("n_problems")
-    return values
+    """pass@1 of both models, and the number of problems, as 07 left them; {} without those."""
+    compared = Comparison.load_if_whole(folder.joinpath(*Comparison.PLACE))
+    if compared is None:
+        return {}
+    return {
+        "pass_at_1_base": compared.base["pass@1"],
+        "pass_at_1_tuned": compared.tuned["pass@1"],
+        "problems": compared.tuned["n_problems"],
+    }
 
 
 def main(words: list[str]) -> None:

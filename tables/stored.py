@@ -101,7 +101,7 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
 
 def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, Any]:
     """03's settings of a stored row, for rows of `row_length` tokens."""
-    mesh = _mesh_of(row, size)
+    mesh = mesh_of(row, size)
     fsdp, _ = mesh
     rows_per_device = int(row["micro_batch"]) // fsdp
     if row["micro_batches"] == "1":  # then more rows at once don't change how a step is split
@@ -116,7 +116,7 @@ def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, A
     return settings
 
 
-def _mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:
+def mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:
     """(fsdp, tp) of a stored row, which names its mesh only where it isn't the usual one."""
     if row["mesh"]:
         fsdp, tp = row["mesh"].split("x")

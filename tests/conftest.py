@@ -167,6 +167,17 @@ def a_data_meta(**changes):
         "data_sha256": "d"} | changes)
 
 
+def a_comparison(**changes):
+    """A `Comparison` as 07 leaves it, of models that nobody asked, with some fields changed."""
+    from helpers import records
+    return records.Comparison(**{
+        "rival": "comment", "against": {"comment": {"difference": 0.1, "interval": [0.0, 0.2],
+                                                    "p": 0.04}},
+        "model_hash": "m", "plan": {"n": 5}, "n_winnable": 156,
+        "base": {"pass@1": 0.5, "n_problems": 156}, "tuned": {"pass@1": 0.625, "n_problems": 156},
+        } | changes)
+
+
 def a_server_record(base_url):
     """The record of a server that nobody started."""
     from serving.records import ServerRecord

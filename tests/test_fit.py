@@ -119,20 +119,37 @@ def test_a_plain_step_that_is_too_short_does_not_stand_for_one_that_fits(
     assert stored.settings_here("31b", length).get("base_dtype", "") == expected
 
 
-def test_the_price_and_03_speak_of_the_same_step():
-    """Two functions choose among the compiled rows of a slice; they must choose alike.
+@pytest.mark.parametrize("length", [None, 2048, 4096])
+def test_the_price_and_03_speak_of_the_same_step(length):
+    """One function chooses among the compiled rows of a slice, for 03 and for the price.
 
-    Where a row is stale (`stored.is_what_03_runs`), the price is an estimate and 03 takes none.
+    There were two. On a v5p-8 with rows of 2,048, 03 took mesh (4, 1), and the price spoke of a
+    slower step on (1, 4). Where no row fits, the price is an estimate and 03 takes none.
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
-        mine = stored.compiled_fit(name, size, dtype, fit.LENGTHS[size][0])
-        priced = fit.best_fit(*NAMES[name], size, dtype)
-        if mine and priced.compiled:
-            assert (priced.remat, priced.rows, priced.row_length) == (
-                mine["remat"], int(mine["micro_batch"]), int(mine["sequence_length"])), (name, size)
+        mine = stored.compiled_fit(name, size, dtype, length or fit.LENGTHS[size][0])
+        priced = fit.best_fit(*NAMES[name], size, dtype, length)
+        assert priced.compiled == (mine is not None), (name, size, dtype)
+        if mine:
+            assert (priced.mesh, priced.remat, priced.rows, priced.row_length) == (
+                stored.mesh_of(mine, size), mine["remat"], int(mine["micro_batch"]),
+                int(mine["sequence_length"])), (name, size, dtype)
+            assert (priced.speed or 0) == float(mine["tokens_per_second_predicted"] or 0)
             compared += 1
     assert compared >= 6
+
+
+def test_at_rows_of_2048_a_v5p_8_is_priced_on_the_mesh_that_03_takes(monkeypatch):
+    monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice="v5p-8"))
+    priced = fit.best_fit("v5p", 4, row_length=2048)
+    assert priced.mesh == stored.settings_here("31b", 2048)["mesh"] == (4, 1)
+    assert priced.speed > fit.best_fit("v5p", 4).speed
+    base, adapters = fit.held("31b", 4, 1)
+    assert priced.parts["base weights"] == pytest.approx(base, rel=0.005)
+    assert priced.parts["adapters and Adam"] == adapters
+    listed, = fit.full_table([(priced, 16.8)], 9e6)
+    assert listed["mesh"] == "4 x 1"
 
 
 def test_cost_is_the_sum_of_its_parts_and_steps_are_tokens_over_speed():

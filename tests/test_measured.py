@@ -8,7 +8,7 @@ import json
 
 import pytest
 import readme_figure
-from conftest import ROOT
+from conftest import ROOT, a_comparison, a_recipe
 
 from helpers import report as reports
 from tables import measured, stored
@@ -92,10 +92,9 @@ def a_run(folder):
                                "micro_rows": 2, "sequence_length": 2048, "remat": "DECODER",
                                "held_gib_per_device": 5.0, "peak_bytes_in_use": 2**33,
                                "load_seconds": 30.0, "compile_seconds": 200.0},
-        "train/recipe.json": {"rank": 64, "dtype": "bfloat16", "base_dtype": "int8"},
+        "train/recipe.json": a_recipe(rank=64, dtype="bfloat16", base_dtype="int8").to_json(),
         "serve/ready.json": {"seconds": 2400.0},
-        "eval/comparison.json": {"base": {"pass@1": 0.5, "n_problems": 156},
-                                 "tuned": {"pass@1": 0.625, "n_problems": 156}}}
+        "eval/comparison.json": a_comparison().to_json()}
     for name, value in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(value))
@@ -119,6 +118,7 @@ def test_a_run_becomes_a_report_that_reads_back(tmp_path):
         "compile_seconds": 200.0, "held_gib_per_device": 5.0, "peak_gib_per_device": 8.0,
         "server_ready_seconds": 2400.0, "ttft_p50_ms": 90.0, "tpot_p50_ms": 20.0,
         "tpot_floor_ms": 10.0, "output_tokens_per_second": 300.0, "pass_at_1_base": 0.5,
+        "val_loss_before": 2.0, "val_loss_after": 1.0,
         "pass_at_1_tuned": 0.625, "problems": 156}
     (tmp_path / "sent").mkdir()
     (tmp_path / "sent/one.json").write_text(json.dumps(found | {"made_up": True}))
@@ -134,8 +134,7 @@ def test_a_report_of_an_int8_base_finds_its_prediction(tmp_path):
     report = measured.reports(tmp_path / "sent")[0]
     row = measured.compiled_row(report)
     assert row is not None and row["base_dtype"] == "int8"
-    recipe = tmp_path / "run/train/recipe.json"
-    recipe.write_text(json.dumps({"dtype": "bfloat16", "base_dtype": ""}))
+    a_recipe(dtype="bfloat16").save(tmp_path / "run/train/recipe.json")
     assert reports.collect(tmp_path / "run")["about"]["base_dtype"] == "bfloat16"
 
 

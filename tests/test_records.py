@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from conftest import ROOT, a_data_meta, a_recipe, load
+from conftest import ROOT, a_comparison, a_data_meta, a_recipe, load
 
 from helpers import merge, packing, records
 from helpers.run import UserError
@@ -16,9 +16,10 @@ MERGE = records.Merge(
     norms=[{"tensor": "x", "base": 1.0, "delta": 0.1, "rounding": 0.01}])
 CHAT = [{"role": "user", "content": "a counter"}]
 ANSWERS = records.Answers(asked=CHAT, limit=160, before=".", after="module")
-ALL = [a_data_meta(), a_recipe(), a_recipe(adapter_sha256="a", system=None), MERGE, ANSWERS]
+ALL = [a_data_meta(), a_recipe(), a_recipe(adapter_sha256="a", system=None), MERGE, ANSWERS,
+       a_comparison()]
 FORMS = pytest.mark.parametrize(
-    "record", ALL, ids=["data", "recipe", "full recipe", "merge", "answers"])
+    "record", ALL, ids=["data", "recipe", "full recipe", "merge", "answers", "comparison"])
 
 
 def refused(record, path, text):
@@ -125,6 +126,15 @@ def test_rules_that_are_spelled_once():
     assert recipe.asked_otherwise(changed) == ["reasoning", "template_sha256"]
 
 
+def test_a_comparison_without_what_is_quoted_is_named(tmp_path):
+    best = a_comparison().against["comment"]
+    for changes, named in (({"base": {"pass@1": 0.5}}, "n_problems"), ({"tuned": {}}, "pass@1"),
+                           ({"against": {"comment": best | {"interval": [0.1]}}}, "interval"),
+                           ({"against": {"comment": {"interval": [0.1, 0.2]}}}, "interval")):
+        text = json.dumps(a_comparison().to_json() | changes)
+        assert named in refused(a_comparison(), tmp_path / "comparison.json", text)
+
+
 # Who reads JSON without a record, and why that's fine. Any other file gets a record, else a renamed
 # field, or a file of another shape, would be found where it's used, hours later.
 CHECKS_ITSELF = {
@@ -137,17 +147,41 @@ CHECKS_ITSELF = {
     "series.py": 1,           # a record
     "options.py": 4,          # a record; rank, vocabulary and model type look at the shape
 }
+# Who calls `json.loads`, which reads files as well.
+LOADS_ITSELF = {
+    "recipe.py": 2,           # stands alone; a tool's arguments, a row that it looks at
+    "data.py": 1,             # rows, whose shape it looks at
+    "own.py": 1,              # options that its log printed
+    "weights.py": 2,          # a safetensors header and an index, which it checks
+    "tools.py": 1,            # a tool's arguments
+    "kept.py": 1,             # another shape counts as another notebook's file
+    "checks.py": 1,           # what its own child has just printed
+    "report.py": 1,           # files without a record: times, machine, ready, first hour
+    "results.py": 1,          # a record
+    "asking.py": 2,           # a server's answers
+    "vllm_cpu.py": 1,         # what `load` sends it
+    "load.py": 1,             # what vLLM's client has just saved
+    "options.py": 2,          # a copy; a header, whose shape it looks at
+    "qlora_runs.py": 1,       # stored runs of the repository
+    "steps.py": 1,            # stored programs of the repository
+    "rl_runs.py": 1,          # notes of the repository's adapters
+    "readme_figure.py": 1,    # times.json, by its maintainer
+    "snapshots.py": 1,        # looks at the shape
+}
 
 
 def test_no_page_reads_one_of_the_files_as_a_dict():
-    counts = {}
+    read, loaded = {}, {}
     for folder in (".", "helpers", "serving", "verilog", "appendix", "tools"):
         for path in (ROOT / folder).glob("*.py"):
             text = path.read_text().replace("pd.read_json(", "")  # pandas' own
-            calls = text.count("read_json(")
-            if calls and path.name not in ("run.py", "records.py"):  # which define and check
-                counts[path.name] = calls
-    assert counts == CHECKS_ITSELF
+            if path.name in ("run.py", "records.py"):  # which define and check
+                continue
+            for counts, call in ((read, "read_json("), (loaded, "json.loads(")):
+                if call in text:
+                    counts[path.name] = counts.get(path.name, 0) + text.count(call)
+    assert read == CHECKS_ITSELF
+    assert loaded == LOADS_ITSELF
 
 
 def refused_samples(path, value, text):

@@ -24,6 +24,7 @@ import budget
 from drawings import write
 from svg import Sheet
 
+from helpers.records import Comparison
 from tables import measured, published
 from tpu_time import fit
 from tpu_time.bands import band, between, typical_miss
@@ -332,19 +333,20 @@ def run_numbers(run: Path) -> dict[str, str]:
         for name, value in seconds.items():
             minutes = f"{value / 60:.0f} min"
             texts[f"run_{name.partition('_')[0]}"] = minutes if value > 90 else f"{value:.0f} s"
-    if not (run / "eval" / "comparison.json").exists():
+    if not run.joinpath(*Comparison.PLACE).exists():
         return texts
-    scores = json.loads((run / "eval" / "comparison.json").read_text())
-    for name in ("base", "tuned"):
-        texts[f"pass_{name}"] = f"{100 * scores[name]['pass@1']:.0f}"
-    best = scores.get("against", {}).get(scores["rival"])
+    compared = Comparison.load(run)
+    base, tuned = compared.base["pass@1"], compared.tuned["pass@1"]
+    texts["pass_base"] = f"{100 * base:.0f}"
+    texts["pass_tuned"] = f"{100 * tuned:.0f}"
+    best = compared.against.get(compared.rival)
     if best:
         low, high = best["interval"]
-        texts["rival"] = scores["rival"]
+        texts["rival"] = compared.rival
         # With a decimal: +0.5 isn't as far from nothing as +1.
         texts["gain"] = (f"{100 * best['difference']:+.0f} points "
                          f"({100 * low:+.1f} to {100 * high:+.1f})")
-        of_base = scores["tuned"]["pass@1"] - best["difference"]
+        of_base = tuned - best["difference"]
         texts["pass_rival"] = f"{100 * of_base:.0f}"
         difference = (best["difference"], low, high)
         found = verdicts.verdict_on(difference, best["p"])

@@ -29,7 +29,7 @@ TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one
 SCORES = 2.6           # bytes of a query and key: two numbers, some of which the compiler drops
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
 # Tokens of a row, the better length first.
-LENGTHS = {
+LENGTHS: dict[str, tuple[int, ...]] = {
     "31b": (4096, 2048),
     "e2b": (2048, 1024),
     "e4b": (2048, 1024),
@@ -113,6 +113,7 @@ class Fit:
     Attributes:
       slice, model, base_dtype, remat, rows, row_length: what was asked (rows: computed at once).
       chips: of the slice.
+      mesh: (fsdp, tp) that the chips are laid out as.
       parts: {what: GiB of one chip}; their sum is `total`.
       limit: GiB of a chip that XLA can use.
       compiled: the numbers are the TPU compiler's; False: they're an estimate.
@@ -132,6 +133,7 @@ class Fit:
     rows: int
     row_length: int
     chips: int
+    mesh: tuple[int, int]
     parts: dict = field(hash=False)
     limit: float
     compiled: bool
@@ -410,6 +412,7 @@ def will_it_fit(
         rows=rows,
         row_length=row_length,
         chips=chips,
+        mesh=(fsdp, tp),
         parts=estimate(model, fsdp, tp, base_dtype, remat, rows, row_length),
         limit=chip(kind).hbm / GIB,
         compiled=False,
@@ -442,7 +445,7 @@ def _shape(row: dict) -> tuple[str, str, int, int]:
 def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
     """The `Fit` of a stored row."""
     base_dtype, remat, rows, row_length = _shape(row)
-    fsdp, tp = mesh_of(model, chips)
+    fsdp, tp = stored.mesh_of(row, model)
     _, adapters = held(model, fsdp, tp, base_dtype)
     base = float(row["args_gib"]) - adapters
     seconds_at_peak = float(row["flops_per_chip"]) / chip(kind).flops
@@ -460,6 +463,7 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
         rows=rows,
         row_length=row_length,
         chips=chips,
+        mesh=(fsdp, tp),
         parts={
             "base weights": base,
             "adapters and Adam": adapters,
@@ -473,36 +477,37 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
     )
 
 
-def best_fit(kind: str, chips: int, model: str = "31b", base_dtype: str = "bfloat16") -> Fit:
+def best_fit(
+    kind: str,
+    chips: int,
+    model: str = "31b",
+    base_dtype: str = "bfloat16",
+    row_length: int | None = None,
+) -> Fit:
     """The `Fit` that 03 would train with, or the smallest one if none fits.
 
-    Compiled ones come before estimated ones. Among the compiled, the one that recomputes least
-    wins; then one that's a whole optimizer step; then the fastest. Among the estimated, the longest
-    rows come first, and then the one that recomputes least.
+    `stored.compiled_fit` chooses among the compiled steps, for 03 as for us. If none of them fits,
+    it's an estimate: the longest rows come first, and then the one that recomputes least.
+
+    Args:
+      kind, chips, model, base_dtype: as for `will_it_fit`.
+      row_length: tokens of a row; None: as for `will_it_fit`, and an estimate that doesn't fit is
+        tried with half as many.
     """
+    lengths = LENGTHS[model]
+    if row_length is not None:
+        lengths = (row_length,)
     name = slice_name(kind, chips)
-    fitting = []
-    for row in _stored(name, model):
-        if row["base_dtype"] != base_dtype:
-            continue
-        fit = _compiled(name, model, kind, chips, row)
-        if fit.total <= (1 - SPARE) * fit.limit:
-            fitting.append(fit)
-    if fitting:
-        return min(fitting, key=_order)
-    for length in LENGTHS[model]:
+    row = stored.compiled_fit(name, model, base_dtype, lengths[0])
+    if row is not None:
+        return _compiled(name, model, kind, chips, row)
+
+    for length in lengths:
         for remat in REMATS:
             fit = will_it_fit(kind, chips, model, base_dtype, remat, row_length=length)
             if fit.fits:
                 return fit
     return fit
-
-
-def _order(fit: Fit) -> tuple[int, bool, float]:
-    """What `best_fit` sorts compiled steps by, the best first."""
-    is_part_of_a_step = fit.rows < STEP_ROWS[fit.model]
-    speed = fit.speed or 0
-    return REMATS.index(fit.remat), is_part_of_a_step, -speed
 
 
 def step_tokens(fit: Fit) -> float:
@@ -706,7 +711,7 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
         speed = f"{slow:,.0f} to {fast:,.0f}"
         minutes = f"{least:.0f} to {most:.0f} min"
         hours, dollars = cost["hours_text"], cost["dollars_text"]
-    fsdp, tp = mesh_of(step.model, step.chips)
+    fsdp, tp = step.mesh
     return {
         "slice": step.slice,
         "model": step.model,
