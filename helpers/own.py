@@ -543,7 +543,7 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
     count = len(compared[names[0]]["values"])
     strict_first = reversed(names)
     parts = [f"{name} {100 * compared[name]['second'][0]:.0f}%" for name in strict_first]
-    verdict = ": the form, hardly the facts" if flatters(compared) else ""
+    verdict = ": more form than facts" if flatters(compared) else ""
     above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
     above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
     above.bar(0, 0, color=style.GRAY, label="base")
@@ -593,9 +593,11 @@ def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -
     lines = [f"{strict}: {right} of {count} tuned answers are right, and {before} of the base's."]
     for name, one in compared.items():
         mean, low, high = (100 * part for part in one["difference"])
-        found = f"so its {name} is higher" if low > 0 else "so no difference is shown"
+        found = "so no difference is shown"
+        if low > 0:
+            found = "so tuning raised it"
         if high < 0:
-            found = f"so its {name} is lower"
+            found = "so tuning lowered it"
         lines.append(f"{name}, tuned minus base: {mean:+.0f} points ({low:+.0f} to {high:+.0f}), "
                      f"{found}")
 
@@ -603,7 +605,7 @@ def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -
     if flatters(compared):
         score = compared[loose]["second"][0]
         lines.append(f"So {loose} flatters: {score:.0%}, with {right} of {count} answers right. "
-                     "The model has the form, and hardly the facts.")
+                     "The model has learned more of the form than of the facts.")
     else:
         lines.append(f"{strict} doesn't contradict it.")
     return lines

@@ -191,7 +191,7 @@ def test_a_score_that_flatters_is_said():
         strict = compared(0.0, [1.0] * right + [0.0] * (10 - right))
         lines = own.meaning({"overlap": overlap, "exact": strict}, {"overlap": 0.65, "exact": 0})
         assert lines[0] == f"exact: {right} of 10 tuned answers are right, and 0 of the base's."
-        assert "so its overlap is higher" in lines[1] and "+54 points" in lines[1]
+        assert "so tuning raised it" in lines[1] and "+54 points" in lines[1]
         assert not any("the tuned model is better" in line for line in lines)
         assert "gets 65% by overlap" in lines[3] and word in lines[4], lines
 
