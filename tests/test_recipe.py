@@ -41,7 +41,8 @@ def chats():
     split = [(row["prompt"], *data.split_response(row["response"])[1:]) for row in rows]
     found = [[{"role": "user", "content": prompt.strip()}, {"role": "assistant", "content": answer}]
              for prompt, answer, problem in split if not problem][:160]
-    found[0] += [{"role": "user", "content": "Noch größer."}, {"role": "assistant", "content": "No."}]
+    found[0] += [{"role": "user", "content": "Noch größer."},
+                 {"role": "assistant", "content": "No."}]
     return found
 
 
