@@ -60,9 +60,9 @@ class Place:
 
     def python(self, *words, begin=()):
         """A program of the copy, at the tiny size, which trains two steps, after `begin`."""
-        done = program(*begin, sys.executable, *words, cwd=self.repository, SIZE="tiny", MAX_STEPS="2",
-                       RUN_DIR=str(self.run), TMPDIR=str(self.temporary), MPLBACKEND="agg",
-                       XLA_FLAGS=None, JAX_COMPILATION_CACHE_DIR=None)
+        done = program(*begin, sys.executable, *words, cwd=self.repository, SIZE="tiny",
+                       MAX_STEPS="2", RUN_DIR=str(self.run), TMPDIR=str(self.temporary),
+                       MPLBACKEND="agg", XLA_FLAGS=None, JAX_COMPILATION_CACHE_DIR=None)
         assert "Traceback" not in done.stderr, done.stderr[-3000:]
         return done
 
