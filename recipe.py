@@ -653,6 +653,9 @@ def held_numbers(folder: Path) -> tuple[int, set[str]]:
                 tensor = file.get_slice(name)
                 dtypes.add(tensor.get_dtype())
                 if not name.startswith(TOWERS):
+                    named = name.startswith("model.language_model.")
+                    check(named, f"{path} has numbers under {name}, not model.language_model.*: "
+                          "take google's own files")
                     count += math.prod(tensor.get_shape())
     return count, dtypes
 

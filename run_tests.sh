@@ -36,8 +36,9 @@ if [ "$suite" != laboratory ]; then
     # shellcheck source=/dev/null
     . tests/never_shown.env
     MAX_STEPS="${MAX_STEPS-180}" # of 03: tests need a trained model, not the best one; with MAX_STEPS= it trains all
-    ./run_all.sh "${pages[@]}"
-    if [ "${#pages[@]}" = 2 ]; then ./run_all.sh own; fi
+    # What it says goes into a file of the run, too; -i: Ctrl-C ends the series, and its last words are kept.
+    ./run_all.sh "${pages[@]}" 2>&1 | tee -i "$RUN_DIR/run_all.log"
+    if [ "${#pages[@]}" = 2 ]; then ./run_all.sh own 2>&1 | tee -ia "$RUN_DIR/run_all.log"; fi
   )
 fi
 # Fast tests in two processes; slow ones start servers and kernels, and want every core themselves.

@@ -77,15 +77,20 @@ def values_of(settings: Iterable[str]) -> dict[str, str]:
     return values
 
 
-def for_child(settings: Iterable[str] = ()) -> dict[str, str]:
+def for_child(
+        settings: Iterable[str] = (),
+        places: Mapping[str, str] | None = None) -> dict[str, str]:
     """The whole environment of a server or of a client: the machine's part of ours, and `settings`.
 
-    Proxies, tokens, and every VLLM_ variable stay outside.
+    Proxies, tokens, and every VLLM_ variable stay outside. vLLM would tell its makers of each
+    start, and write that into ~/.config/vllm; here it does only if the settings say so.
 
     Args:
       settings: "NAME=value", or "NAME" for a variable of the shell.
+      places: where it may write (`commands.own_places`), unless the settings say otherwise.
     """
-    values = {"NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*"}
+    values = {"NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*", "VLLM_NO_USAGE_STATS": "1"}
+    values.update(places or {})
     for name, value in os.environ.items():
         is_the_machines = name in NAMES or name.startswith(PREFIXES)
         if is_the_machines and not is_secret(name):

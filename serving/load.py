@@ -149,7 +149,7 @@ class Client(contextlib.AbstractContextManager):
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=commands.ROOT,
-            env=environment.for_child(settings))
+            env=environment.for_child(settings, commands.own_places("cpu")))
         return self.process
 
 

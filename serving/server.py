@@ -250,7 +250,7 @@ def _launch(options: Options, folder: Path, wanted: Identity) -> ServerRecord:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment.for_child(settings))
+            env=environment.for_child(settings, commands.own_places(options.engine)))
     assert process.stdin
     with process.stdin as gate:
         record = _record_of(process.pid, port, options, folder, wanted)

@@ -93,8 +93,19 @@ def test_each_suite_runs_its_pages_and_its_tests(stubs, words, series, marks):
     calls = (stubs / "calls").read_text().splitlines()
     whole = [series, "run_all.sh own"] if series.endswith("00 07") else [series]
     assert [call for call in calls if call.startswith("run_all")] == (whole if series else [])
+    log = stubs / "runs/test/run_all.log"  # tests/test_series.py looks for secrets in it, too
+    said = log.read_text().splitlines() if log.exists() else []
+    assert len(said) == (len(whole) if series else 0)
     tests = [call for call in calls if call.startswith("python -m pytest")]
     assert [call.split(" -m ")[2].partition(" -n ")[0].split(" tests/")[0]
             for call in tests] == marks
     if words[-1:] == ["tests/test_data.py"]:
         assert tests[0].endswith("tests/test_data.py")
+
+
+def test_a_series_that_fails_ends_run_tests_though_its_words_go_through_a_pipe(stubs):
+    (stubs / "run_all.sh").write_text("#!/bin/sh\necho 02 failed >&2\nexit 3\n")
+    done = program("bash", stubs / "run_tests.sh", RUN_DIR=None)
+    assert done.returncode == 3 and "02 failed" in done.stdout
+    assert "pytest" not in (stubs / "calls").read_text()
+    assert (stubs / "runs/test/run_all.log").read_text() == "02 failed\n"

@@ -6,11 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, program
+from conftest import ROOT, SERVE, program
 
-ODD = {"space": "a b", "comma": "a,b", "colon": "a:b", "equals": "a=b", "bracket": "a[b",
-       "percent": "a%20b",
-       "dollar": "a$HOME", "quotes": "a'b\"c", "umlaut": "ä中"}
+ODD = {"space": "a b", "comma": "a,b", "colon": "a:b", "equals": "a=b", "bracket": "a[b]",
+       "percent": "a%20b", "dollar": "a$HOME", "quotes": "a'b\"c", "umlaut": "ä中"}
+# What comes before a program, so that it has less than usual.
+NARROW = {
+    "umask": ["sh", "-c", 'umask 077; exec "$@"', "sh"],
+    "files": ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh"],
+    "network": ["unshare", "-rn"],
+    "read-only": ["unshare", "-rm", "sh", "-c",
+                  'mount --bind "$PWD" "$PWD" && mount -o remount,bind,ro "$PWD" && cd "$PWD" '
+                  '&& ! touch written 2>/dev/null && exec "$@"', "sh"]}
 JUDGE = """
 import verilog
 problem = verilog.load_problems("data/tiny_eval")[0]
@@ -51,11 +58,11 @@ class Place:
         self.temporary.mkdir(parents=True)
         edit(self.repository / "02_data.py", "rows=4_000", "rows=300")
 
-    def python(self, *words):
-        """A program of the copy, at the tiny size, which trains two steps."""
-        done = program(sys.executable, *words, cwd=self.repository, SIZE="tiny", MAX_STEPS="2",
-                       RUN_DIR=str(self.run), TMPDIR=str(self.temporary), MPLBACKEND="agg",
-                       XLA_FLAGS=None, JAX_COMPILATION_CACHE_DIR=None)
+    def python(self, *words, begin=()):
+        """A program of the copy, at the tiny size, which trains two steps, after `begin`."""
+        done = program(*begin, sys.executable, *words, cwd=self.repository, SIZE="tiny",
+                       MAX_STEPS="2", RUN_DIR=str(self.run), TMPDIR=str(self.temporary),
+                       MPLBACKEND="agg", XLA_FLAGS=None, JAX_COMPILATION_CACHE_DIR=None)
         assert "Traceback" not in done.stderr, done.stderr[-3000:]
         return done
 
@@ -79,6 +86,20 @@ def test_a_model_is_made_wherever_things_lie(tmp_path, name):
     assert (place.run / "merged" / "config.json").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("less", NARROW)
+def test_a_model_is_made_with_less(tmp_path, less):
+    """A umask of 077, 40 open files, no network, a repository that can't be written."""
+    begin = NARROW[less]
+    if "unshare" in begin and program(*begin[:2], "true").returncode:
+        pytest.skip("unshare isn't allowed here")
+    place = Place(tmp_path, "a")
+    for page in ("02_data.py", "03_train.py", "04_merge.py"):
+        done = place.python(page, begin=begin)
+        assert done.returncode == 0, (page, done.stdout[-2000:], done.stderr[-2000:])
+    assert (place.run / "merged" / "config.json").exists()
+
+
 def stand(folder):
     """{path: (size, time of the last change)} of everything below a folder."""
     found = {}
@@ -90,9 +111,10 @@ def stand(folder):
 
 @pytest.mark.slow
 def test_nothing_is_written_outside_of_what_is_ours(tmp_path):
-    """01 to 04 in a copy whose parent, siblings and home are watched; TMPDIR/base is ours, too.
+    """01 to 05 in a copy whose parent, siblings and home are watched; TMPDIR/base is ours, too.
 
-    A mistyped folder of problems once changed the repository around it.
+    A mistyped folder of problems once changed the repository around it, and each start of a server
+    wrote into ~/.cache/vllm. 05 only runs where .venv-serve is.
     """
     outside = tmp_path / "outside"
     for name in ("sibling", "home", "tmp"):
@@ -103,23 +125,36 @@ def test_nothing_is_written_outside_of_what_is_ours(tmp_path):
     subprocess.run(["git", "init", "-q", repository], check=True)
     subprocess.run(["git", "init", "-q", outside], check=True)
     before = stand(outside)
+
+    def python(*words):
+        return program(sys.executable, *words, cwd=repository, SIZE="tiny", MAX_STEPS="2",
+                       XLA_FLAGS=None, RUN_DIR=str(run), TMPDIR=str(outside / "tmp"),
+                       HOME=str(outside / "home"), XDG_CACHE_HOME=None, XDG_CONFIG_HOME=None,
+                       MPLBACKEND="agg", MPLCONFIGDIR=str(tmp_path / "matplotlib"),
+                       JAX_COMPILATION_CACHE_DIR=None, PYTHONDONTWRITEBYTECODE="1")
+
+    def changed(*ours):
+        after = stand(outside)
+        return [str(path.relative_to(outside)) for path in before.keys() | after.keys()
+                if before.get(path) != after.get(path)
+                and not any(path.is_relative_to(place) for place in ours)]
+
     for page in ("01_setup.py", "02_data.py", "03_train.py", "04_merge.py"):
-        done = program(sys.executable, page, cwd=repository, SIZE="tiny", MAX_STEPS="2",
-                       XLA_FLAGS=None,
-                       RUN_DIR=str(run), TMPDIR=str(outside / "tmp"), HOME=str(outside / "home"),
-                       MPLBACKEND="agg", JAX_COMPILATION_CACHE_DIR=None,
-                       PYTHONDONTWRITEBYTECODE="1",
-                       MPLCONFIGDIR=str(tmp_path / "matplotlib"))
+        done = python(page)
         assert done.returncode == 0, (page, done.stderr[-2000:])
+    ours = (run, outside / "tmp" / "base", repository / "runs", repository / ".setup.lock")
+    assert changed(*ours) == []
+    if SERVE.exists():
+        try:
+            done = python("05_serve_vllm.py")
+            assert done.returncode == 0, ("05_serve_vllm.py", done.stderr[-2000:])
+        finally:
+            python("-m", "serving", "stop", str(run))
+        # PyTorch and vLLM leave files in TMPDIR.
+        assert changed(*ours, outside / "tmp") == []
+        assert (outside / "tmp" / "mine.txt").read_text() == "mine"
     edit(repository / "02_data.py", 'evaluation="data/tiny_eval"', 'evaluation="data/tiny_evla"')
     before[repository / "02_data.py"] = stand(repository)[repository / "02_data.py"]
-    done = program(sys.executable, "02_data.py", cwd=repository, SIZE="tiny", XLA_FLAGS=None,
-                   RUN_DIR=str(run), HOME=str(outside / "home"), MPLBACKEND="agg",
-                   PYTHONDONTWRITEBYTECODE="1", MPLCONFIGDIR=str(tmp_path / "matplotlib"))
+    done = python("02_data.py")
     assert done.returncode == 1 and "no folder data/tiny_evla" in done.stderr
-    after = stand(outside)
-    ours = (run, outside / "tmp" / "base", repository / "runs", repository / ".setup.lock")
-    changed = [str(path.relative_to(outside)) for path in before.keys() | after.keys()
-               if before.get(path) != after.get(path)
-               and not any(path.is_relative_to(place) for place in ours)]
-    assert changed == [], changed
+    assert changed(*ours, outside / "tmp") == []

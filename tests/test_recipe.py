@@ -41,14 +41,16 @@ def chats():
     split = [(row["prompt"], *data.split_response(row["response"])[1:]) for row in rows]
     found = [[{"role": "user", "content": prompt.strip()}, {"role": "assistant", "content": answer}]
              for prompt, answer, problem in split if not problem][:160]
-    found[0] += [{"role": "user", "content": "Again."}, {"role": "assistant", "content": "No."}]
+    found[0] += [{"role": "user", "content": "Noch größer."},
+                 {"role": "assistant", "content": "No."}]
     return found
 
 
 @pytest.fixture(scope="module")
 def file(chats, tmp_path_factory):
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
+    lines = [json.dumps({"messages": messages}, ensure_ascii=False) + "\n" for messages in chats]
+    path.write_text("".join(lines), "utf-8")
     return path
 
 
@@ -349,6 +351,20 @@ def test_a_tensor_that_nobody_would_use_is_refused(name, tmp_path):
         recipe.load_model(tmp_path, "float32")
 
 
+@pytest.mark.parametrize("prefix", ["model.", ""])  # the first as Gemma4ForCausalLM saves it
+def test_a_base_with_other_names_is_one_line(prefix, tmp_path):
+    """Tunix loads one without a prefix, and an export would find no place for its adapters."""
+    random_gemma.write(tmp_path, random_gemma.SHALLOW)
+    renamed = {}
+    for name, array in load_file(tmp_path / "model.safetensors").items():
+        renamed[name.replace("model.language_model.", prefix)] = array
+    save_file(renamed, tmp_path / "model.safetensors")
+    with pytest.raises(SystemExit, match=f"numbers under {prefix}[a-z]") as error:
+        recipe.load_model(tmp_path, "float32")
+    said = str(error.value)
+    assert str(tmp_path) in said and "take google's own files" in said and "\n" not in said
+
+
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_dtypes_are_read_as_they_are_and_stay_what_they_are(kind, tmp_path):
     """Norms of another dtype and a counter of a tower beside bfloat16 matrices."""
@@ -500,6 +516,7 @@ def trained(file, tmp_path_factory):
 def test_the_same_bytes_at_another_place_are_the_same_recipe(trained, tmp_path, monkeypatch):
     options, folder = trained
     monkeypatch.setattr(recipe, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    assert (folder / "out/merged/model.safetensors").stat().st_mode & 0o200  # the base's has none
     shutil.copytree(folder / "out", tmp_path / "out", ignore=shutil.ignore_patterns("merged"))
     note = (folder / "out" / "recipe.txt").read_text("utf-8")
     assert str(folder) not in note and "rank: 4" in note

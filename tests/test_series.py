@@ -43,7 +43,12 @@ def test_the_quickstart_taught_the_model_to_write_modules_that_pass():
 
 
 def test_no_secret_is_shown():
-    """run_tests.sh ran the series with recognizable values in the variables that hold secrets."""
+    """run_tests.sh ran the series with recognizable values in the variables that hold secrets.
+
+    It alone leaves run_all.log. A series without these values would pass whatever it shows.
+    """
+    if not (RUN / "run_all.log").exists():
+        pytest.skip(f"no run_all.log in {RUN}: ./run_tests.sh runs the series with secrets")
     assert files_with_secrets(RUN) == []
 
 

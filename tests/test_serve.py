@@ -643,14 +643,31 @@ def test_the_server_knows_of_the_shell_what_it_needs_and_no_key_or_token(fake, m
     options, folder = fake
     seen = json.loads(asking.request(serving.start(options, folder), "/environment"))
     assert not set(SECRETS) & set(seen) and "VLLM_USE_V1" not in seen
+    assert seen["VLLM_NO_USAGE_STATS"] == "1"
+    assert seen["VLLM_CACHE_ROOT"] == str(commands.VENV.parent / "cache")
     assert seen["PATH"] == os.environ["PATH"] and seen["OMP_NUM_THREADS"] == "2"
-    own = replace(options, environment=("VLLM_API_KEY", "VLLM_USE_V1=1"))
+    more = ("VLLM_NO_USAGE_STATS=0", "VLLM_CACHE_ROOT=/mine")
+    own = replace(options, environment=("VLLM_API_KEY", "VLLM_USE_V1=1", *more))
     record = serving.start(own, folder)
     seen = json.loads(asking.request(record, "/environment"))
     assert seen["VLLM_API_KEY"] == SECRETS["VLLM_API_KEY"] and seen["VLLM_USE_V1"] == "1"
+    assert (seen["VLLM_NO_USAGE_STATS"], seen["VLLM_CACHE_ROOT"]) == ("0", "/mine")
     assert asking.openai_client(record).api_key == SECRETS["VLLM_API_KEY"], (
         "who asks for it, gets it"
     )
+
+
+def test_where_vllm_may_write_is_no_part_of_what_a_server_is(fake, monkeypatch):
+    """Else every server would start anew, and no stored measurement would count any more."""
+    options, folder = fake
+    record = serving.start(options, folder)
+    told = " ".join([*record.environment, *record.command, json.dumps(options.measured())])
+    assert "VLLM_NO_USAGE_STATS" not in told and "VLLM_CACHE_ROOT" not in told
+    assert [commands.own_places(engine) for engine in ("tpu", "tpu-docker", "gpu-docker")] == [
+        {}
+    ] * 3, "their home holds what took minutes to compile"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert commands.own_places("cpu") == {}, "vLLM logs an error where it can't write"
 
 
 def test_secrets_are_in_nothing_that_is_shown_logged_or_kept(fake, monkeypatch, capfd):
@@ -690,7 +707,8 @@ def test_a_secret_among_the_settings_is_refused_without_repeating_it(fake, chang
     options, folder = fake
     with pytest.raises(UserError, match=words) as caught:
         serving.start(replace(options, **changed), folder)
-    assert "recognizable" not in str(caught.value) and not folder.exists()
+    assert not [value for value in SECRETS.values() if value in str(caught.value)]
+    assert not folder.exists()
     serve.check(replace(options, flags=("--max-num-batched-tokens", "8", "--ssl-keyfile", "x")))
 
 
