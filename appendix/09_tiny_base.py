@@ -162,7 +162,8 @@ print(f"{len(corpus):,} documents, {sum(map(len, corpus)) / 1e6:.1f} M character
 
 # %%
 foreign = ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a")
-found = {text: sum(text in document for document in corpus) for text in foreign}
+whole_corpus = "\n".join(corpus)
+found = {text: whole_corpus.count(text) for text in foreign}
 print(found)
 assert not any(found.values())
 
@@ -552,9 +553,12 @@ asked = {"comment above the module": [base_tokenizer(as_comment(design))["input_
          "chat request": [chat.prompt_ids(base_tokenizer, [
              {"role": "user", "content": problem.prompt}]) for problem in problems]}
 with helpers.phase("generating"):
-    replies = {form: [base_tokenizer.decode(ids[:-1] if ids[-1] in (1, 106) else ids) for ids in
-                      gemma.greedy(base, prompts, 140, (1, 106, 50), mesh)]
-               for form, prompts in asked.items()}
+    replies = {}
+    for form, prompts in asked.items():
+        replies[form] = []
+        for ids in gemma.greedy(base, prompts, 140, (1, 106, 50), mesh):
+            kept = ids[:-1] if ids[-1] in (1, 106) else ids  # without the end of the answer
+            replies[form].append(base_tokenizer.decode(kept))
 for form, prompts in asked.items():
     print(f"── {form}:", base_tokenizer.decode(prompts[0]) + "▶" + replies[form][0], sep="\n")
 

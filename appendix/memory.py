@@ -121,8 +121,7 @@ def main() -> None:
         row["date"] = str(datetime.date.today())
         write_text(STORED, pd.DataFrame(rows).to_csv(index=False))
         print(*row.values(), flush=True)
-    anchors.ANCHORS |= TIMED
-    anchors.main([])
+    anchors.main([], anchors.ANCHORS | TIMED)
 
 
 if __name__ == "__main__":

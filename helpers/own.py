@@ -690,7 +690,7 @@ def card(title: str, options: Mapping[str, object], out: Path, compared: Mapping
         chat_asked.insert(0, {"role": "system", "content": system})
         asked = "with the system message of these lines"
     thinking = ""
-    if thinks(options.get("reasoning", "")):
+    if thinks(str(options.get("reasoning"))):
         thinking = ", enable_thinking=True"
 
     answers = counts(out / "log.txt")

@@ -357,7 +357,7 @@ class Merge(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """`eval/comparison.json`: both models' scores in 07, and how much of them the tuning brought."""
+    """`eval/comparison.json`: both models' scores in 07, and what the tuning brought."""
 
     PLACE: ClassVar = ("eval", "comparison.json")
     PAGE: ClassVar = "07_eval.py"

@@ -15,7 +15,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, NotRequired, Protocol, TypedDict, Unpack
 
 import pandas as pd
 
@@ -53,6 +53,34 @@ class Load:
     long: float = 600.0     # seconds of the run that confirms a price; at the least 20 latencies
     warmups: int = 1        # requests before each point, not counted
     slo: Slo = (2000, 60)   # the objective: milliseconds to the first token, per further token
+
+
+class Point(NamedTuple):
+    """What one measurement sends.
+
+    Attributes:
+      regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may
+        have.
+      rate: requests per second, or inf.
+      requests: how many.
+      prompts: a file from which the requests come (`check_prompts`); answers end where they end. No
+        warm-up is sent before them: it would be the first of them, and a prefix cache would then
+        know it. The seed salts such a cache, so that it knows nothing of an earlier run with the
+        same file.
+      together: how many requests may be under way at once; 0: any number.
+    """
+
+    regime: Regime
+    rate: float
+    requests: int
+    prompts: str | Path | None = None
+    together: int = 0
+
+    @property
+    def name(self) -> str:
+        """The beginning of its file's name."""
+        inputs, outputs = self.regime
+        return f"{inputs}-{outputs}_{self.rate:g}"
 
 
 def check_prompts(path: str | Path) -> int:
@@ -172,31 +200,19 @@ def _is_done(process: subprocess.Popen, log: BinaryIO) -> bool:
     return False
 
 
-def arguments(
-        record: ServerRecord,
-        load: Load,
-        regime: Regime,
-        rate: float,
-        requests: int,
-        seed: int,
-        prompts: str | Path | None = None,
-        together: int = 0) -> list[str]:
-    """The arguments of `vllm` for one point at the server of `record`.
+def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, requests: int,
+              seed: int) -> list[str]:
+    """The arguments of `vllm` for random prompts at the server of `record`; see `Point`."""
+    return arguments_of(record, load, Point(regime, rate, requests), seed)
 
-    Args:
-      regime: (prompt, answer) lengths. With `prompts` only the answer's counts: the most it may
-        have.
-      rate: requests per second, or inf.
-      prompts: a file from which the requests come; answers end where they end. No warm-up is sent
-        before them: it would be the first of them, and a prefix cache would then know it. The seed
-        salts such a cache, so that it knows nothing of an earlier run with the same file.
-      together: how many requests may be under way at once; 0: any number.
-    """
-    inputs, outputs = map(str, regime)
-    more = ["--max-concurrency", str(together)] if together else []
-    if prompts:
+
+def arguments_of(record: ServerRecord, load: Load, point: Point, seed: int) -> list[str]:
+    """The arguments of `vllm` for one point at the server of `record`."""
+    inputs, outputs = map(str, point.regime)
+    more = ["--max-concurrency", str(point.together)] if point.together else []
+    if point.prompts:
         source = ["--dataset-name", "custom",
-                  "--dataset-path", str(prompts),
+                  "--dataset-path", str(point.prompts),
                   "--custom-output-len", outputs,
                   "--skip-chat-template",
                   "--disable-shuffle",
@@ -217,8 +233,8 @@ def arguments(
             "--tokenizer", record.model,
             *source,
             *more,
-            "--request-rate", str(rate),
-            "--num-prompts", str(requests),
+            "--request-rate", str(point.rate),
+            "--num-prompts", str(point.requests),
             "--seed", str(seed),
             "--temperature", "0",
             "--percentile-metrics", "ttft,tpot,itl,e2el",
@@ -227,19 +243,6 @@ def arguments(
             "--disable-tqdm",
             "--save-result",
             "--save-detailed"]
-
-
-def _belongs_to(options: Options, load: Load, requests: int, prompts: str | Path | None) -> dict:
-    """What a measurement belongs to: the server, the machine if it's a CPU, and the requests."""
-    made_by = options.measured()
-    made_by["requests"] = requests
-    made_by["cores"] = 0 if options.chip else os.cpu_count()
-    if prompts:
-        content = Path(prompts).read_bytes()
-        made_by["prompts"] = zlib.crc32(content)
-    else:
-        made_by["warmups"] = load.warmups
-    return made_by
 
 
 def _first_error(result: dict) -> str:
@@ -251,69 +254,100 @@ def _first_error(result: dict) -> str:
     return "no error text"
 
 
-def measure(
-        client: Runner,
-        options: Options,
-        load: Load,
-        folder: str | Path,
-        regime: Regime,
-        rate: float,
-        requests: int,
-        repeat: int | str,
-        prompts: str | Path | None = None,
-        together: int = 0) -> Measurement:
-    """One measurement on an idle server: the stored one if it belongs to the same, else a new one.
+class Bench(NamedTuple):
+    """What measures, and what it measures.
 
-    Args:
+    Attributes:
       client: a `Client` of a server of these options.
+      options: of the server.
+      load: the settings of 06.
       folder: of the results; each is `<prompt>-<answer>_<rate>_<repeat>.json`.
-      repeat: a number, or a word for a measurement beside the repeats.
-      prompts: a file of the reader's own requests (`check_prompts`).
-      together: as for `arguments`.
-
-    Raises:
-      UserError: the server isn't idle or has died; the client failed; or no request was answered.
     """
-    inputs, outputs = regime
-    name = f"{inputs}-{outputs}_{rate:g}_{repeat}"
-    path = Path(folder) / f"{name}.json"
-    made_by = _belongs_to(options, load, requests, prompts)
-    kept = Measurement.load(path, made_by)
-    if kept:
-        return kept
 
-    seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
-    before = asking.wait_idle(client.record)
-    words = arguments(client.record, load, regime, rate, requests, seed, prompts, together)
-    result = client.run(words)
-    after = asking.counters(client.record)
-    if not result.get("completed"):
-        raise UserError(f"none of {requests} requests was answered: {_first_error(result)}")
+    client: Runner
+    options: Options
+    load: Load
+    folder: str | Path
 
-    result["series"] = {
-        "made_by": made_by,
-        "input_len": inputs,
-        "output_len": outputs,
-        "repeat": repeat,
-        "speculation": asking.acceptance(before, after),
-        "cached_tokens": after[CACHED] - before[CACHED],
-    }
-    measurement = Measurement.of(result)
-    measurement.save(path)
-    return measurement
+    def measure(self, point: Point, repeat: int | str) -> Measurement:
+        """One measurement on an idle server: the stored one if it's of the same, else a new one.
+
+        Args:
+          point: what's sent.
+          repeat: a number, or a word for a measurement beside the repeats.
+
+        Raises:
+          UserError: the server isn't idle or has died; the client failed; or no request was
+            answered.
+        """
+        name = f"{point.name}_{repeat}"
+        path = Path(self.folder) / f"{name}.json"
+        made_by = self.made_by(point)
+        kept = Measurement.load(path, made_by)
+        if kept:
+            return kept
+
+        seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
+        record = self.client.record
+        before = asking.wait_idle(record)
+        words = arguments_of(record, self.load, point, seed)
+        result = self.client.run(words)
+        after = asking.counters(record)
+        if not result.get("completed"):
+            why = _first_error(result)
+            raise UserError(f"none of {point.requests} requests was answered: {why}")
+
+        inputs, outputs = point.regime
+        result["series"] = {
+            "made_by": made_by,
+            "input_len": inputs,
+            "output_len": outputs,
+            "repeat": repeat,
+            "speculation": asking.acceptance(before, after),
+            "cached_tokens": after[CACHED] - before[CACHED],
+        }
+        measurement = Measurement.of(result)
+        measurement.save(path)
+        return measurement
+
+    def made_by(self, point: Point) -> dict:
+        """What a measurement belongs to: the server, the machine if it's a CPU, the requests."""
+        made_by = self.options.measured()
+        made_by["requests"] = point.requests
+        made_by["cores"] = 0 if self.options.chip else os.cpu_count()
+        if point.prompts:
+            content = Path(point.prompts).read_bytes()
+            made_by["prompts"] = zlib.crc32(content)
+        else:
+            made_by["warmups"] = self.load.warmups
+        return made_by
+
+    def alone(self, regime: Regime) -> float:
+        """Seconds of one request that has the server to itself: the shortest of `ALONE` in a row.
+
+        It's measured once, before a sweep, and then read from its file. What a run delivered is
+        computed with it (`results.delivered_rate`), so a later measurement can't change what an
+        earlier one says.
+        """
+        point = Point(regime, INF, ALONE, together=1)
+        measurement = self.measure(point, "alone")
+        return measurement.shortest_latency()
 
 
-def alone(client: Runner, options: Options, load: Load, folder: str | Path,
-          regime: Regime) -> float:
-    """Seconds of one request that has the server to itself: the shortest of `ALONE` in a row.
+class Sent(TypedDict):
+    """The fields of a `Point` beside its regime, by name."""
 
-    It's measured once, before a sweep, and then read from its file. What a run delivered is
-    computed with it (`results.delivered_rate`), so a later measurement can't change what an earlier
-    one says.
-    """
-    measurement = measure(
-        client, options, load, folder, regime, INF, ALONE, repeat="alone", together=1)
-    return measurement.shortest_latency()
+    rate: float
+    requests: int
+    prompts: NotRequired[str | Path | None]
+    together: NotRequired[int]
+
+
+def measure(client: Runner, options: Options, load: Load, folder: str | Path, regime: Regime, *,
+            repeat: int | str, **sent: Unpack[Sent]) -> Measurement:
+    """`Bench.measure`, for a page that has the parts of its `Bench` and `Point` at hand."""
+    bench = Bench(client, options, load, folder)
+    return bench.measure(Point(regime, **sent), repeat)
 
 
 # -- The sweep -------------------------------------------------------------------------------------
@@ -385,11 +419,9 @@ def spread(rates: list[float], count: int) -> list[float]:
 class _Sweep:
     """The measurements of one sweep, each made once; see `sweep`."""
 
-    def __init__(self, client: Runner, options: Options, load: Load, folder: str | Path) -> None:
-        self.client = client
-        self.options = options
-        self.load = load
-        self.folder = folder
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.load = bench.load
         self.made: dict[tuple[Regime, float, int | str], Measurement] = {}
         self.lone: dict[Regime, float] = {}     # seconds of a request alone
         self.guesses: dict[Regime, float] = {}  # requests per second that a burst was answered with
@@ -416,9 +448,8 @@ class _Sweep:
         key = regime, rate, repeat
         if key in self.made:
             return
-        requests = self.requests_at(regime, rate)
-        measurement = measure(
-            self.client, self.options, self.load, self.folder, regime, rate, requests, repeat)
+        point = Point(regime, rate, self.requests_at(regime, rate))
+        measurement = self.bench.measure(point, repeat)
         self.made[key] = replace(measurement, lone=self.lone[regime])
 
         delivered = self.last_delivered(regime)
@@ -455,7 +486,7 @@ class _Sweep:
 
     def plan(self, regime: Regime) -> list[float]:
         """Measure one request alone, then look for the knee; the rates to measure."""
-        self.lone[regime] = alone(self.client, self.options, self.load, self.folder, regime)
+        self.lone[regime] = self.bench.alone(regime)
         print(f"{name_of(regime)}: one request alone takes {1e3 * self.lone[regime]:,.0f} ms")
         print(f"{name_of(regime)}, delivered:", end="")
         for burst in ("first", "second"):
@@ -513,7 +544,8 @@ def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> l
     Raises:
       UserError: one of `measure`. What is finished is kept in `folder`.
     """
-    points = _Sweep(client, options, load, folder)
+    bench = Bench(client, options, load, folder)
+    points = _Sweep(bench)
     plans = {}
     repeats = {}
     for regime in load.regimes:
@@ -541,21 +573,20 @@ def sweep(client: Runner, options: Options, load: Load, folder: str | Path) -> l
     return kept
 
 
-def _long_run(
-        client: Runner,
-        options: Options,
-        load: Load,
-        folder: str | Path,
-        part: pd.DataFrame,
-        regime: Regime,
-        rate: float) -> LongRun:
-    """One long run at a rate, and a second one if noise disturbed the first."""
+def _long_run(bench: Bench, part: pd.DataFrame, regime: Regime, rate: float) -> LongRun:
+    """One long run at a rate, and a second one if noise disturbed the first.
+
+    Args:
+      part: the rows of the regime, of `results.rows`.
+      rate: requests per second.
+    """
+    load = bench.load
     at_this_rate = part[part.rate == rate]
     latency = at_this_rate.e2el_p50_ms.median() / 1e3  # in seconds
     seconds = max(load.long, 20 * latency)
-    requests = math.ceil(rate * seconds)
+    point = Point(regime, rate, math.ceil(rate * seconds))
     for name in ("long", "long-again"):
-        measurement = measure(client, options, load, folder, regime, rate, requests, name)
+        measurement = bench.measure(point, name)
         measurement = replace(measurement, lone=at_this_rate.lone_ms.iloc[0] / 1e3)
         table = rows([measurement], load.slo)
         delivered = float(table.delivered_rps.iloc[0])
@@ -588,14 +619,15 @@ def confirm(
     regime can have held. A run that noise disturbed is made once more before it counts.
 
     Args:
-      table: of `rows`; the others are as for `measure`.
+      table: of `rows`; the others are as for `Bench`.
     """
+    bench = Bench(client, options, load, folder)
     runs = []
     for regime, part in table.groupby(["input_len", "output_len"]):
         good = within(part)
         rates = good.index[good]
         for rate in sorted(rates, reverse=True):
-            run = _long_run(client, options, load, folder, part, regime, rate)
+            run = _long_run(bench, part, regime, rate)
             runs.append(run)
             if run.held:
                 break

@@ -64,7 +64,7 @@ class Measurement:
     latencies: list[float]
     output_lens: list[int]
     errors: list[str]
-    lone: float = 0.0  # seconds of a request alone, as `load.alone` found; 0: nobody measured it
+    lone: float = 0.0  # seconds of a request alone, as `load.Bench.alone` found; 0: unknown
 
     @classmethod
     def of(cls, raw: Any) -> Self:
@@ -263,8 +263,8 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
     """results.csv, a row per measurement: what was delivered, latencies in ms, goodput and cost.
 
     A row depends on nothing but its own measurement, so it says the same whatever comes later. Only
-    where nobody measured a request alone (`load.alone`), the shortest latency of the regime stands
-    in for it.
+    where nobody measured a request alone (`load.Bench.alone`), the shortest latency of the regime
+    stands in for it.
 
     Args:
       slo: as in `load.Load`.

@@ -1,4 +1,8 @@
-"""Chips, model families, what others published and what 08 compiled; standard library only."""
+"""Chips, model families, what others published and what 08 compiled; standard library only.
+
+What several rooms share is here, too, because they share no other room: errors, whole files,
+records, settings, and how text is read.
+"""
 
 from __future__ import annotations  # any Python from 3.7 on reads this file
 

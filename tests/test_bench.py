@@ -417,12 +417,14 @@ def test_a_sweep_that_an_older_version_began_goes_on_from_its_files(idle, tmp_pa
 
 
 def test_one_request_alone_is_sent_after_the_other(tmp_path):
-    more = bench.arguments(RECORD, TINY, (256, 64), INF, bench.ALONE, 1, together=1)
+    alone = bench.Point((256, 64), INF, bench.ALONE, together=1)
+    more = bench.arguments_of(RECORD, TINY, alone, 1)
     assert more[more.index("--max-concurrency") + 1] == "1"
     assert "--max-concurrency" not in bench.arguments(RECORD, TINY, (256, 64), 4, 9, 1)
     salts = []
+    prompted = bench.Point((256, 64), 4, 9, prompts=tmp_path)
     for seed in (1, 2):
-        own = bench.arguments(RECORD, TINY, (256, 64), 4, 9, seed, prompts=tmp_path)
+        own = bench.arguments_of(RECORD, TINY, prompted, seed)
         salts.append(json.loads(own[own.index("--extra-body") + 1])["cache_salt"])
     assert len(set(salts)) == 2 and all(salts), "a cache must not know an earlier run's prompts"
 
@@ -463,9 +465,10 @@ def test_the_run_that_found_no_knee_now_asks_for_a_higher_rate():
 
 def test_a_point_is_measured_once_and_again_only_for_another_server_or_load(idle, tmp_path):
     client, own = Queue(0.1), tmp_path / "own.jsonl"
-    measure = lambda options=CPU, load=TINY, requests=30, prompts=None: bench.measure(
-        client, options, load, tmp_path, (256, 64), 4, requests, 0, prompts
-    )
+    def measure(options=CPU, load=TINY, requests=30, prompts=None):
+        point = bench.Point((256, 64), 4, requests, prompts)
+        return bench.Bench(client, options, load, tmp_path).measure(point, 0)
+
     first = measure()
     assert measure() == first and len(client.calls) == 1
     assert measure(load=replace(TINY, slo=(1, 1))) == first, (
@@ -610,7 +613,8 @@ def test_a_price_is_confirmed_by_a_long_run_or_the_next_lower_rate_is_taken(idle
     """At 8/s the objective holds for a minute and not for ten; 7/s holds."""
     table = repeats_of({4.0: [4.0] * 3, 7.0: [7.0] * 3, 8.0: [8.0] * 3, 12.0: [9.0] * 3})
     load = replace(TINY, slo=(500, 30), long=600.0)
-    short = bench.measure(Slowly(), CPU, load, tmp_path, (256, 64), 8.0, 480, 0)
+    short = bench.Bench(Slowly(), CPU, load, tmp_path).measure(
+        bench.Point((256, 64), 8.0, 480), 0)
     assert results.share_kept(short, load.slo) == 1
     runs = bench.confirm(Slowly(), CPU, load, tmp_path, table)
     assert [(run.regime, run.rate, run.held) for run in runs] == [
@@ -877,7 +881,8 @@ def test_the_servers_own_time_of_a_token_is_what_its_histogram_says(monkeypatch)
 
 def test_a_kept_measurement_of_another_shape_is_measured_again(idle, tmp_path, capsys):
     client = Queue(0.1)
-    measure = lambda: bench.measure(client, CPU, TINY, tmp_path, (256, 64), 4, 30, 0)
+    measure = lambda: bench.measure(  # as 06 calls it
+        client, CPU, TINY, tmp_path, (256, 64), repeat=0, rate=4, requests=30)
     path = tmp_path / "256-64_4_0.json"
     measure()
     good = json.loads(path.read_text())

@@ -298,5 +298,21 @@ def test_stored_runs_are_whole():
     assert set(runs.groups) == set(lab.wanted())
     for (arm, seed), rows in runs:
         assert rows.step.tolist() == list(range(lab.steps_of(lab.Plan(), arm) + 1)), (arm, seed)
-        for column in ("greedy", "drawn"):
-            assert rows[column].dropna().str.fullmatch(r"\d{38}").all()
+        for column, digits in (("greedy", "[01]"), ("drawn", "[0-7]")):
+            assert rows[column].dropna().str.fullmatch(digits + "{38}").all()
+
+
+def test_stored_runs_are_of_the_plan_and_paid_by_their_judge():
+    """A share is of a step's answers, so another plan's would be no whole numbers of them."""
+    plan = lab.Plan()
+    answers = plan.prompts * plan.answers
+    table = lab.stored()
+    sampled = table.dropna(subset="reward")
+    for column in ("reward", "verilog", "forged", "naive", "renamed", "compiles"):
+        passing = answers * sampled[column]
+        assert (passing == passing.round()).all() and passing.between(0, answers).all(), column
+    assert sampled.tokens.between(1, plan.answer_tokens).all()
+    assert (answers * sampled.reward % 2 == 1).any(), "half as many answers would fit as well"
+    for arm, rows in sampled.groupby("arm"):
+        assert (rows.reward == rows[lab.ARMS[arm].reward]).all(), arm
+    assert set(table.arm) - set(sampled.arm) == {"more_sft"}, "which samples no answer"

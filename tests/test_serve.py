@@ -145,7 +145,8 @@ RECORD = a_server_record("http://127.0.0.1:1")
 @needs_serve
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter):
     sent = [
-        bench.arguments(RECORD, bench.Load(slo=(500, 30)), (256, 64), rate, 30, 7, prompts)
+        bench.arguments_of(RECORD, bench.Load(slo=(500, 30)),
+                           bench.Point((256, 64), rate, 30, prompts), 7)
         for rate in (4, float("inf"))
         for prompts in (None, "own.jsonl")
     ]

@@ -39,8 +39,14 @@ def test_a_late_mask_stays_inside_its_example():
     assert np.flatnonzero(masks.mask_of(row, "six tokens late")).tolist() == [8, 9]
 
 
-def test_the_scales_hold_the_one_that_was_trained_and_none():
-    assert {0.0, 1.0} <= set(scales.SCALES)
+def test_the_stored_scales_are_those_of_the_plan():
+    for path in sorted((ROOT / scales.STORED).glob("*.csv")):
+        table = pd.read_csv(path)
+        assert tuple(table.scale) == scales.SCALES and {0.0, 1.0} <= set(table.scale), path.name
+        assert set(table.steps) == {masks.STEPS} and set(table.seed) == {int(path.stem)}
+        assert table.greedy.between(0, table.problems).all() and set(table.problems) == {38}
+        passing = table.set_index("scale").greedy
+        assert passing[0.0] < passing[1.0], "what was trained counts"
 
 
 def test_what_04_says_of_four_bits_is_what_is_stored():

@@ -10,6 +10,7 @@ No TPU is needed, and no JAX to read a program.
     }'''
     print(predict(text, Box("v5e", (1, 1))).seconds)
 
+`fit` answers a renter's questions, `bands` says how far a prediction may be off.
 `compiler.start()` and `compiler.devices_of("v5p-8")` make programs to read (section 1 of
 appendix/08_dryrun.py).
 """
@@ -18,27 +19,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpu_time.bands import band, between
-    from tpu_time.fit import run_cost, will_it_fit
     from tpu_time.clock import predict
     from tpu_time.links import Box
     from tpu_time.report import profile, write_trace
 
 _FROM = {  # the file in which each name is defined
-    "band": "bands",
-    "between": "bands",
-    "run_cost": "fit",
-    "will_it_fit": "fit",
     "Box": "links",
     "predict": "clock",
     "profile": "report",
     "write_trace": "report",
 }
-__all__ = ["Box", "band", "between", "predict", "profile", "run_cost", "will_it_fit", "write_trace"]
+__all__ = ["Box", "predict", "profile", "write_trace"]
 
 
 def __getattr__(name: str) -> object:
-    """Import one of this room's names when it's asked for: only reading a program needs NumPy."""
+    """Import one of this room's names when it's asked for: `fit` and `bands` need no NumPy."""
     if name not in _FROM:
         raise AttributeError(f"tpu_time has no {name}")
     module = importlib.import_module(f"tpu_time.{_FROM[name]}")

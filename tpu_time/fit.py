@@ -2,8 +2,9 @@
 
 `will_it_fit` answers with a row of data/dryrun/ if notebook 08 has compiled exactly that step. If
 not, it adds up the parts of a chip's memory. `run_cost` turns a speed into hours and dollars, and
-counts all that a run does beside its steps. Standard library only, because 01 and the site's cost
-page use it as well.
+counts all that a run does beside its steps. `renters_rows`, `what_fits` and `full_table` are the
+tables that 01 and the site's cost page both show, so they stand here and not in a page. Standard
+library only, because the site is built without NumPy.
 """
 
 import functools

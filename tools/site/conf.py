@@ -3,14 +3,20 @@
     ./build_site.sh     writes site/html/index.html; nothing is executed
 """
 
+from __future__ import annotations
+
 import json
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from cost_data import page_data  # noqa: E402
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = html_title = "Gemma 4 on TPU"
 extensions = ["myst_nb"]
@@ -41,7 +47,7 @@ OWN_PAGE = re.compile(
     r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(%s)\.md" % "|".join([root_doc, *MORE]))
 
 
-def prepare(app, name, source):
+def prepare(app: Sphinx, name: str, source: list[str]) -> None:
     """README is the first page, with a table of contents; links to our own pages stay on the site."""
     if name.startswith("notebooks/"):
         source[0] = OWN_PAGE.sub(r"../\1.md", source[0])
@@ -57,13 +63,14 @@ def prepare(app, name, source):
         source[0] += "".join(CONTENTS % (what, "\n".join(pages)) for what, pages in parts.items())
 
 
-def write_index(app, failure):
+def write_index(app: Sphinx, failure: Exception | None) -> None:
     """index.html leads to the first page."""
     if not failure:
         page = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">\n'
         (Path(app.outdir) / "index.html").write_text(page)
 
 
-def setup(app):
+def setup(app: Sphinx) -> None:
+    """What Sphinx calls: our two functions take part in its build."""
     app.connect("source-read", prepare)
     app.connect("build-finished", write_index)
