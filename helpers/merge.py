@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from helpers import weights
 from helpers.records import OLDER, Merge, Recipe
 from helpers.run import (
-    DamagedError, Progress, UserError, atomic_dir, changed, damaged_notes, digest, hashes, is_a_bug,
+    DamagedError, Progress, UserError, atomic_dir, changed, damaged, damaged_notes, digest, hashes,
     room, run_dir, write_json)
 from tables import architecture
 from tables.architecture import Module
@@ -30,8 +30,6 @@ Folder = str | Path
 Pair = tuple[np.ndarray, np.ndarray]
 Adapters = dict[str, Pair]  # (A, B) by a module's path, or by a tensor's name
 RowsAsTrained = Callable[[np.ndarray], np.ndarray]
-# What Orbax raises for a damaged step. For some of its files it's a plain `Exception`.
-TORN = (ValueError, OSError, KeyError, AttributeError, TypeError, DamagedError)
 BLOCK = 1_024  # rows of a matrix that are in memory at a time
 
 
@@ -66,21 +64,22 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
                             "Settings.step to one of them, or run 03_train.py.")
         try:
             tree, notes = _read(manager, step)
-        except Exception as error:
-            is_damage = type(error) is Exception or isinstance(error, TORN)
-            if is_a_bug(error) or not is_damage:
-                raise
-            text = str(error) or type(error).__name__
-            first_line = text.splitlines()[0]
-            raise UserError(f"step {step} in {folder} cannot be read: {first_line[:150]}\nSet "
+        except DamagedError as why:
+            raise UserError(f"step {step} in {folder} cannot be read: {why}\nSet "
                             f"Settings.step to another of {steps}, or run 03_train.py again."
-                            ) from error
+                            ) from why
     return step, _pairs(tree), notes
 
 
 def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
-    """(tree of NumPy arrays, notes) of a step."""
-    described = manager.item_metadata(step).get("model_params")
+    """(tree of NumPy arrays, notes) of a step.
+
+    Raises:
+      DamagedError: it's damaged.
+    """
+    with damaged():
+        items = manager.item_metadata(step)
+    described = items.get("model_params")
     if described is None:
         raise DamagedError("nothing describes its arrays")
     shapes = described.tree
@@ -88,8 +87,10 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any
     plan = jax.tree.map(lambda _: as_numpy, shapes)
     arrays = ocp.args.PyTreeRestore(restore_args=plan)
     wanted = ocp.args.Composite(model_params=arrays)
-    restored = manager.restore(step, args=wanted)
-    noted = manager.metadata(step).custom_metadata or {}
+    with damaged():
+        restored = manager.restore(step, args=wanted)
+    with damaged():
+        noted = manager.metadata(step).custom_metadata or {}
     if not isinstance(noted, dict):
         raise DamagedError("its notes aren't what was saved")
     return restored["model_params"], noted.get("recipe", {})

@@ -72,18 +72,48 @@ class DamagedError(Exception):
     """A file that can be read, and isn't what was saved."""
 
 
-def is_a_bug(error: BaseException) -> bool:
-    """Whether an error began in our own code, and not in a library or in a file that we read.
+# What a wrong argument of ours ends in, however deep inside a library. No damaged file did, whether
+# a bit, a half or all of it was changed (LOG, "What does Orbax raise").
+BUGS = (TypeError, NameError)
 
-    Ask this where a library's error means that a file is damaged or a service refuses: an error of
-    ours means neither, and keeps its traceback. A `UserError` or a `DamagedError` isn't a bug.
+
+def is_a_bug(error: BaseException) -> bool:
+    """Whether an error is our own fault, so that it keeps its traceback.
+
+    Ask this where a library's error means that a file is damaged or that a service refuses. It's
+    ours by its class, wherever it was raised (`BUGS`), or because it was raised in our own code. A
+    `UserError` or a `DamagedError` isn't a bug.
     """
+    if isinstance(error, BUGS):
+        return True
     trace = error.__traceback__
     if trace is None or isinstance(error, (UserError, DamagedError)):
         return False
     while trace.tb_next:
         trace = trace.tb_next
     return Path(trace.tb_frame.f_code.co_filename).parent in (_ROOT / "helpers", _ROOT / "tables")
+
+
+@contextlib.contextmanager
+def damaged() -> Iterator[None]:
+    """Call a library inside this to read a file: its error says that the file is damaged.
+
+    Only that one call may be inside. A bug of ours (`is_a_bug`) and a full memory pass as they are.
+
+    Raises:
+      DamagedError: the library's error in a line, with its class.
+    """
+    try:
+        yield
+    except (DamagedError, UserError):  # it has its line already
+        raise
+    except Exception as error:  # noqa: BLE001  Orbax's own for torn files is a plain Exception
+        text = str(error)
+        is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
+        if is_memory or is_a_bug(error):
+            raise
+        first_line = text.splitlines()[0] if text else ""
+        raise DamagedError(f"{type(error).__name__}: {first_line[:150]}") from error
 
 
 @contextlib.contextmanager
@@ -95,9 +125,7 @@ def damaged_notes(folder: object) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, AttributeError) as error:
-        if is_a_bug(error):
-            raise
+    except ValueError as error:
         raise UserError(f"a checkpoint in {folder} is damaged, in its _CHECKPOINT_METADATA "
                         f"({error}). Move that checkpoint away: the others are used.") from error
 

@@ -36,7 +36,7 @@ from helpers.gemma import gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import OLDER, DataMeta, Recipe
 from helpers.run import (
-    DamagedError, UserError, clock, damaged_notes, digest, is_a_bug, phase, run_dir, same_size,
+    DamagedError, UserError, clock, damaged, damaged_notes, digest, phase, run_dir, same_size,
     write_json, write_text)
 from helpers.run import size as size_of_run
 from tables.hardware import chip_of
@@ -1018,6 +1018,8 @@ def restore(
       The checkpoint's `State`, with each array on the sharding that `state` has it on; `state`
       itself if there's no checkpoint. No array of `state` is changed.
 
+    An error of another kind is a bug of ours or a full memory. Then nothing is removed.
+
     Raises:
       UserError: the checkpoint was trained by another recipe (the text says how they differ); or
         none of the checkpoints can be restored; or one of several hosts meets a damaged one; or a
@@ -1032,9 +1034,7 @@ def restore(
     for place, step in enumerate(steps):
         try:
             restored = _restore_step(manager, step, state, recipe)
-        except Exception as error:  # noqa: BLE001  Orbax's own for torn files is a plain Exception
-            if isinstance(error, UserError) or is_a_bug(error):
-                raise
+        except DamagedError as error:
             _leave_aside(manager, step, error)
         else:
             for newer in steps[:place]:
@@ -1077,22 +1077,15 @@ def begin_or_resume(
     return manager, state
 
 
-def _leave_aside(manager: ocp.CheckpointManager, step: int, error: Exception) -> None:
+def _leave_aside(manager: ocp.CheckpointManager, step: int, why: DamagedError) -> None:
     """Say that a checkpoint is damaged.
 
     Raises:
       UserError: several hosts are training. They all have to go on from the same step.
-      Exception: the memory is full. That's this machine's trouble, not the checkpoint's.
     """
-    text = str(error)
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-        raise error
-
-    first_line = text.splitlines()[0] if text else ""
-    why = f"{type(error).__name__}: {first_line[:150]}"
     if jax.process_count() > 1:
         raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
-                        "Delete it, and start all hosts again.") from error
+                        "Delete it, and start all hosts again.") from why
     print(f"checkpoint {step} is damaged ({why}) and is left aside")
     for name in ("asyncio", "concurrent.futures"):  # they'd print what the failed reads left behind
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -1105,7 +1098,7 @@ def _restore_step(
 
     Raises:
       UserError: it's whole, and was trained by another recipe.
-      Exception: it's damaged. What Orbax and TensorStore raise depends on the file and the damage.
+      DamagedError: it's damaged.
     """
     saved_recipe, digests = _notes_of(manager, step)
     if digests and digest(saved_recipe) != digests.get("recipe"):
@@ -1117,7 +1110,8 @@ def _restore_step(
         optimizer_state=_on_shardings_of(state.opt_state),
         data=ocp.args.JsonRestore(),
     )
-    parts = manager.restore(step, args=wanted)
+    with damaged():
+        parts = manager.restore(step, args=wanted)
     restored = State(
         step=step,
         adapters=parts["model_params"],
@@ -1134,8 +1128,13 @@ def _restore_step(
 
 
 def _notes_of(manager: ocp.CheckpointManager, step: int) -> tuple[dict, dict]:
-    """(recipe, digests) that were saved with a checkpoint; earlier versions kept no digests."""
-    notes = manager.metadata(step).custom_metadata
+    """(recipe, digests) that were saved with a checkpoint; earlier versions kept no digests.
+
+    Raises:
+      DamagedError: there are no such notes.
+    """
+    with damaged():
+        notes = manager.metadata(step).custom_metadata
     if not isinstance(notes, dict):
         raise DamagedError("it has no notes")
     recipe, digests = notes.get("recipe"), notes.get("digests", {})

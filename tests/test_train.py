@@ -552,6 +552,38 @@ def test_a_bug_of_ours_is_not_called_damage(bfloat16, two_checkpoints, tmp_path,
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["1", "2"]
 
 
+def test_an_error_inside_orbax_that_a_wrong_argument_brings_is_not_called_damage(
+        bfloat16, two_checkpoints, tmp_path, monkeypatch, capsys):
+    """It fails for one checkpoint only, so the older one could be restored, and 2 deleted."""
+    folder = shutil.copytree(two_checkpoints[0], tmp_path / "whole")
+    restore = train.ocp.CheckpointManager.restore
+
+    def at_the_bottom(manager, step, args):
+        if step == 2:
+            len(step)  # as a library does with what isn't a list
+        return restore(manager, step, args=args)
+
+    monkeypatch.setattr(train.ocp.CheckpointManager, "restore", at_the_bottom)
+    with pytest.raises(TypeError, match="has no len") as caught:
+        restored(folder, bfloat16)
+    assert "at_the_bottom" in [entry.name for entry in caught.traceback], "where it happened"
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+    with pytest.raises(TypeError, match="has no len"):
+        merge.restore_adapters(folder, 2)
+    assert "damaged" not in capsys.readouterr().out
+
+    wrong = ValueError("DATA_LOSS: what a library says of a file\nand more")
+    monkeypatch.setattr(train.ocp.CheckpointManager, "restore", lambda *parts, **more: fail(wrong))
+    with pytest.raises(UserError, match="none of the checkpoints"):
+        restored(folder, bfloat16)
+    assert "2 is damaged (ValueError: DATA_LOSS: what a library says of a file) and" in (
+        capsys.readouterr().out)
+
+
+def fail(error):
+    raise error
+
+
 @pytest.mark.parametrize("notes", [None, {}, {"recipe": []}, {"recipe": {}, "digests": [1]},
                                    {"recipe": {}, "digests": {"adapters": "0"}}], ids=str)
 def test_notes_of_another_shape_are_damage(bfloat16, two_checkpoints, tmp_path, capsys, notes):
