@@ -110,10 +110,10 @@ def answer(model, requests):
 
 # %% [markdown]
 # We ask for the 38 modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38
-# kinds of modules, and even use the same names and widths, but never this combination of both. One of the 38 is an
-# up-down counter, and it'll follow you through the series. It's a close relative of what we train on: one training request wants the same counter
-# with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close the
-# others are.)
+# kinds of modules. The names and widths occur there, too, but no training request equals one of the 38. One of the 38
+# is an up-down counter, and it'll follow you through the series. It's a close relative of what we train on: training
+# requests want the same counter with another width, and with other names for the module and its output. (Among all
+# 4,000 rows of [02](02_data.ipynb) there's one that differs in nothing but the width.)
 
 # %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
@@ -351,9 +351,10 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # ## 6. Your turn: three experiments
 # Which choices mattered? Each experiment takes about three minutes, and section 4 prints how it went: `n of 38`. **Note
 # the n that you have now, and guess the next one: more or fewer?** Then change the line, and run its cell and all the
-# cells below it down to section 4.
+# cells below it down to section 4. **Undo each change before the next one.**
 #
-# 1. Half the training: `STEPS = 18` and `SNAPSHOTS = (5, 10, STEPS)` in section 3.
+# 1. Half the training: in section 3, `STEPS = 18`, `SNAPSHOTS = (5, 10, STEPS)`, and `decay_steps=STEPS` for the rate,
+#    so that it still falls to the end.
 # 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
 # 3. The wrong mask, which trains the requests, too. In section 2, replace the line `fitting = …` by this one. (The
 #    `False` is for an example's first token, which nothing of that example can predict.)

@@ -94,7 +94,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # Which machines are good enough? The ones meant for this model size, and any other on which 03's training step is known
-# to fit. (The tiny model needs no accelerator, so with it that row always has a ✓.)
+# to fit. (The tiny model needs no accelerator, so its row *accelerator* always has a ✓.)
 
 # %%
 slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
@@ -168,8 +168,8 @@ style.folded("every slice: rows, mesh, memory, speed, hours", pd.DataFrame(
 # - `remat` says which activations the backward pass computes again because they don't fit into memory (PyTorch calls
 #   this activation checkpointing): none (`NONE`), those of attention and MLP (`BLOCK`), or those of whole layers
 #   (`DECODER`). We recompute as little as possible while a tenth of the chip stays free.
-# - `fits`: *tight* means that nothing leaves a tenth free, but the compiler says that this step fits. An estimate has
-#   to leave a tenth, because it may be that wrong.
+# - `fits`: *tight* means that no setting leaves a tenth of the memory free, but the compiler says that this one fits.
+#   Where we only estimate, a tenth has to stay free, because the estimate may be off by that much.
 # - `how we know`: *compiled* is what the TPU's own compiler says. *Planned*: the compiler has added up the memory and
 #   refused, so there's no program. *Estimated* is our own sum over the model's shapes.
 # - `training steps` is predicted. `hours` and `USD` are for all of 03 and its download, and so partly assumed.
@@ -286,7 +286,8 @@ if library:
 # ## 4. How do you get such a machine, and how do you get rid of it?
 # Maybe you don't have to pay at all. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9
 # hours at a time (Kaggle's rules in November 2026). By section 2 the 31B fits there in int8, although nobody
-# has run it yet. `scripts/kaggle.sh push` starts the whole series there from your own machine.
+# has run it yet. From your own machine, `scripts/kaggle.sh smoke` tries it in about twenty minutes, and
+# `scripts/kaggle.sh push` starts the whole series there.
 #
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
 # command-line tool), a project with billing, and *quota*, which is Google's permission to rent such chips
@@ -369,7 +370,7 @@ print(f"ready; wrote {helpers.run_dir('setup.json')}")
 # <details><summary>Solution</summary>
 #
 # By the table alone: a v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). A v5p-32 isn't one of them. It's
-# the fastest, but the parts that more chips don't shorten cost four times as much there. The three quarters of an hour
+# the fastest, but downloading and compiling take as long there, at four times the price. The three quarters of an hour
 # add 12.6, 16.1 and 7.2 dollars. So at their upper ends all three pass 30 dollars, and 30 is enough only if things go
 # well. That's why the first run should be a short one.
 #

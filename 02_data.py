@@ -112,7 +112,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # tiny set has the same columns, but a program wrote it, and broke a few rows on purpose.
 #
 # Our running example is an up-down counter. Notebook 07's benchmark asks for one, so we can't train
-# on that very problem. Here's its sibling in the training set:
+# on that very problem. Here's one of its siblings in the training set (section 5 finds the closest one):
 
 # %%
 everything = data.read_rows(cfg.source)
@@ -173,8 +173,8 @@ print(f"{len(own_chats)} of {len(own_rows)} become examples; dropped: {dict(own_
 # %% [markdown]
 # A chat that brings its own system message keeps it, and all others get `cfg.system`. A message with `"weight": 0`
 # or `"train": false` is read but not learned. At size tiny a chat has to stay below some 600 letters, because the tiny
-# tokenizer knows little but Verilog and needs many tokens for anything else. So look at your rows here with the tiny
-# model, and then train Gemma 4 E2B on them.
+# tokenizer knows little but Verilog and needs many tokens for anything else. So use size tiny only to look at your rows
+# (most will be too long to train), and train Gemma 4 E2B on them.
 #
 # **Any chat that ends with an answer can be trained on.**
 #
@@ -299,7 +299,7 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 #
 # </details>
 #
-# **Everything the model writes is trained, and nothing else.**
+# **What the model should write is trained, and nothing else.**
 #
 # ### A trap: counting pieces
 # **What if you build the tokens first, and then count where the answer begins?** The published recipe tokenized the
@@ -319,9 +319,10 @@ style.fold_source("published_row: how the recipe counts", late_mask.published_ro
 # %% [markdown]
 # ### What does a mask in the wrong place do?
 # We trained the tiny base three times, with the same rows, steps and seed. One mask trains the answer, one trains the
-# prompt as well, and one starts six tokens late. Then 07's judge, a simulator, counted how many answers pass. (An answer
-# is *greedy* if each token is the likeliest one, and *sampled* if each is drawn by its probability.) **Which mask fails
-# completely, and does its loss give it away?**
+# prompt as well, and one starts six tokens late. Then 07's judge, a simulator, counted how many answers pass. (An
+# answer is *greedy* if each token is the likeliest one, and *sampled* if each is drawn by its probability.) **Which
+# mask fails completely, and does its loss give it away?** (The *loss* says how surprised the model is by the right
+# tokens. Lower is better.)
 
 # %%
 runs = late_mask.read_runs()
@@ -368,10 +369,11 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 # <details><summary>Answer</summary>
 #
 # Look at the last two columns, with the words that only one of the two prompts has. If they're little more than a width
-# or a name, it's nearly a leak. At size tiny that's so, because one program with one set of phrases wrote the rows and
-# the exam, and the exam's 38 problems are of the 38 kinds that are trained. So a tiny model that passes has learned
-# these kinds of modules, and we can't say more. In real data it would be an alarm, and CodeV-R1's authors did remove
-# rows close to verilog-eval.
+# or a name, it's nearly a leak, as with the tiny set's counter. If they name another task, the two share only phrases:
+# an opening, a list of ports. At size tiny there's a lot of both, because one program with one set of phrases wrote the
+# rows and the exam, and the exam's 38 problems are of the 38 kinds that are trained. So a tiny model that passes has
+# learned these kinds of modules, and we can't say more. In real data it would be an alarm, and CodeV-R1's authors did
+# remove rows close to verilog-eval.
 #
 # </details>
 #
@@ -381,7 +383,8 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the middle of a
 # module. But where should the limit be? If it's low, we lose examples. If it's high, there's padding: all rows have the
 # same length, so with one example per row they have to be as long as the limit. Packing changes that, because several
-# whole examples share a row (section 7). As the last two columns show, a high limit then wastes little.
+# whole examples share a row (section 7). In the table below, compare the two columns of real tokens: with packing, a
+# high limit wastes little.
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
@@ -439,7 +442,7 @@ print(f"{facts['train_examples']:,} examples in {facts['train_rows']:,} rows of 
       "the tokens are real")
 
 # %% [markdown]
-# **With one example in each row, how much of a row is padding?**
+# **With one example in each row, how full is a row?**
 
 # %%
 first_ten = parts["train"][:10]
@@ -450,7 +453,7 @@ style.finish(pictures.draw_packing(arrays["train"], ten_ids, ten_masks), "02_pac
 # %% [markdown]
 # Within a row each color is an example. A padding token costs a step almost as much as a real one, so a row that's twice
 # as full trains twice as much text for nearly the same work. With CodeV-R1's published lengths, packed rows of 4,096 are
-# at least 95% full (`tests/test_data.py`), but with one example in each row of 3,072 it would be 30%.
+# at least 95% full (`tests/test_data.py`). With one example in each, rows of 3,072 would be 30% full.
 #
 # **Packing is the cheapest speed-up in this series.**
 #
@@ -532,7 +535,7 @@ for path in sorted(helpers.run_dir("data").rglob("*.*")):
 # 3. A chat with two answers becomes one example here, and its first answer doesn't follow the empty thought channel
 #    that the server would put there. Can you make one example for each answer instead, exactly as it would be served?
 #    `chat.prompt_ids(tokenizer, messages, thinking)` gives the ids of a served prompt, and `chat.render` those of a whole
-#    chat. You're right if the trained ids of each example, decoded, are exactly one answer and `<turn|>`.
+#    chat. To check, decode the trained ids of each example: you should get one answer and `<turn|>`, and nothing else.
 #
 # <details><summary>Solution</summary>
 #

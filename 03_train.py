@@ -69,11 +69,11 @@ helpers.machine(devices=4)
 # ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
 #
 # ### Which chip holds which part of a matrix?
-# The 31B's weights take 62 GB, and a v5e chip has 16, so several chips have to share each W. They're arranged in a grid,
-# the *mesh*, which has two axes. (JAX calls a chip a *device*. A CPU plays four of them.)
+# The 31B's weights take 62 GB (58 GiB), and a v5e chip has 15.75 GiB, so several chips have to share each W. They're
+# arranged in a grid, the *mesh*, which has two axes. (JAX calls a chip a *device*. A CPU plays four of them.)
 #
-# - Along `fsdp` (fully sharded data parallelism) each chip computes other rows of the batch. It only *stores* a piece of
-#   W. When W is used, an *all-gather* brings all its pieces to every chip.
+# - Along `fsdp` (fully sharded data parallelism) each chip computes different rows of the batch. It only *stores* a
+#   piece of W. When W is used, an *all-gather* brings all its pieces to every chip.
 # - Along `tp` (tensor parallelism) each chip keeps its piece of W and computes with it alone: some of the attention heads
 #   (attention runs several times side by side, and each run is a *head*), and some columns of the MLP. Then a
 #   *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
@@ -81,8 +81,8 @@ helpers.machine(devices=4)
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
 # You choose the mesh, and the compiler writes this communication. ([14](14_jax.ipynb), section 4, tries it on a small
-# matrix, and shows why the heads of the 31B allow a `tp` of 4 at most.) **With `fsdp` the weights travel, and with `tp`
-# the activations do**, the numbers that a layer hands to the next.
+# matrix, and shows why the heads of the 31B allow a `tp` of 4 at most.) (*Activations* are the numbers that one layer
+# hands to the next.) **With `fsdp` the weights travel, and with `tp` the activations.**
 #
 # Seven libraries share the work. JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
 # Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints.
@@ -110,7 +110,8 @@ from tables.stored import settings_here
 # - `mesh` is how many devices there are along `fsdp` and along `tp`. If it's empty, the page takes as much `tp` as the
 #   heads allow.
 # - `base_dtype` says how the frozen weights are stored. If it's empty, they're stored as `dtype` says, usually in
-#   bfloat16, which takes two bytes a number. int8 takes one and nf4 half a byte, but they have to round the weights.
+#   bfloat16, which takes two bytes a number. int8 takes one and nf4 (a format of four bits) half a byte, but they have
+#   to round the weights.
 #
 # <details><summary>Where do the defaults for your slice come from?</summary>
 #
@@ -202,10 +203,10 @@ pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
 # The base is cut along both axes, so a device holds the same share of it on any mesh. Of an adapter, one matrix is cut
-# along `fsdp` and the other one along `tp`, as the printed *partition specs* say: one name or `None` for each axis of an
-# array. So with `tp=1` every device has all of q_einsum's B. (In the 31B on four chips, the same lines say, it's 14.3 GiB
-# of base with each mesh. With rank 64 the adapters take 805 MiB with (1, 4), 901 MiB with (2, 2) and 1.41 GiB with
-# (4, 1).)
+# along `fsdp` and the other one along `tp`, as the printed *partition specs* say: one name or `None` for each axis,
+# from the left. Axes that aren't listed aren't cut, either. So with `tp=1` every device has all of q_einsum's B. (The
+# same sum for the 31B on four chips: 14.3 GiB of base with each mesh, and with rank 64 the adapters take 805 MiB with
+# (1, 4), 901 MiB with (2, 2) and 1.41 GiB with (4, 1).)
 #
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
@@ -259,8 +260,8 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # The output matrix. It has a column for each of the 31B's 262,144 tokens, and it computes the *logits*, a score for
 # each of them. These would be the largest arrays of a step, but we need them only at the trained positions. So
-# `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone. (If
-# they're more than 1,024 and more than half a row, it works through them in pieces.)
+# `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone.
+# (With more than 1,024 of them, and more than half a row, it works in pieces.)
 #
 # </details>
 
@@ -554,8 +555,8 @@ again = earlier = None  # frees their arrays
 #
 # <details><summary>Solution</summary>
 #
-# The steps after the newest checkpoint are computed twice. Here that's step 1, because Orbax always saves the first
-# step. Of their lines in `copy.jsonl` only `seconds` differs.
+# The steps after the newest checkpoint. Here the newest checkpoint is that of step 1, because Orbax always saves the
+# first step. So every step from the second on is computed twice. Of their lines in `copy.jsonl` only `seconds` differs.
 #
 # </details>
 #

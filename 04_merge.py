@@ -24,7 +24,7 @@
 # |---|---|
 # | **Needs** | A CPU. No model is held in memory; the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
-# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` if asked |
+# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` (four bits a weight) if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB), or fifteen and more if 03 stored the base as int8; no chip is used, so the TPU may already be given back |
 
 # %% [markdown]
@@ -151,8 +151,9 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 
 # %% [markdown]
 # By as much as the matrix did, measured by norms. A single number moves by 0.39% at most, but a typical one by less, so
-# the matrix as a whole moved by about 0.16%. In a sum with random inputs, the rounding errors grow in the same way as
-# the sum itself, so their share stays. That's a sharp test: a wrong scale or a forgotten transpose would be far off.
+# the matrix as a whole moved by less than half of that. An output sums up many products. With random inputs the errors
+# in that sum grow just as fast as the sum, so their share stays the same. That's a sharp test: a wrong scale or a
+# forgotten transpose would be far off.
 #
 # **That's a complete merge, and it's right.** But three problems are left. Attention's adapters don't have the plain
 # shapes `[in, r]` and `[r, out]` (section 2). A merge that skips a matrix fails silently (section 3). And 62 GB don't
@@ -417,10 +418,11 @@ if cfg.four_bits:
 # %% [markdown]
 # **Will it give worse answers?** Only a judge can say. Few machines multiply four-bit numbers, but any machine can
 # compute with them once they're unpacked to bfloat16, rounding included. `four_bits.dequantize(folder, out)` writes
-# such a folder, and [07](07_eval.ipynb) can judge it alongside the tuned model. For the tiny model we did that: greedily,
-# 32 of 38 problems pass in four bits and 31 without rounding, and of the sampled answers half a point less (between 3.7
-# less and 2.1 more, [measured](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/rounded/README.md)). So 38
-# problems can't show any loss from four bits. A larger model may behave otherwise.
+# such a folder, and [07](07_eval.ipynb) can judge it alongside the tuned model. For the tiny model of
+# an earlier run we did that ([measured](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/rounded/README.md)).
+# Greedily, 32 of 38 problems pass in four bits and 31 without rounding. Of the sampled answers half a point fewer pass
+# (95% interval: 3.7 fewer to 2.1 more). So on these 38 problems we see no loss from four bits, but a small one could
+# hide. A larger model may behave otherwise.
 #
 # <details><summary><b>How would I serve the packed folder, and what was checked?</b></summary>
 #
@@ -482,10 +484,9 @@ if cfg.four_bits:
 # assert 0 < off < most
 # ```
 #
-# Most of them, but not all. Where the sum W + ΔW is in a higher power of two than W, its last bit counts for more than
-# W's did, so the merge rounded away what it would take to get W back. As the last line checks, the distance from W is
-# still less than one rounding can move a number. So keep the base, because you can't get it back from the merged
-# folder.
+# Most of them, but not all. A larger number has a coarser last bit. Where adding the delta pushed a number past a power
+# of two, the merge rounded away what you'd need to get W back. As the last line checks, the distance from W is still
+# less than one rounding can move a number. So keep the base, because you can't get it back from the merged folder.
 #
 # </details>
 #

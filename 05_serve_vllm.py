@@ -15,9 +15,9 @@
 #
 # # 05 · Serving the fine-tuned model with vLLM
 #
-# How do others get to use the model that you tuned? We start a server for the merged model, talk to
-# it, read its command, and prove that it computes on the very tokens we trained on. Then come two extras: a drafter
-# (a small model that guesses ahead), and the adapter served without merging.
+# How do others get to use the model that you tuned? We start a server for the merged model, talk to it, read its
+# command, and prove that it computes on the very tokens we trained on. Then come some extras, such as a drafter (a
+# small model that guesses ahead), and the adapter served without merging.
 #
 # | | |
 # |---|---|
@@ -310,10 +310,10 @@ for version, tp, measured in MEASURED:
 style.words(pd.DataFrame(lines))
 
 # %% [markdown]
-# The same formula gives all three, within about half a percent. **So which row should you take?** Start with **row 1**,
-# because others have started it: it's the third line of the table. (The first two are the same on four chips.) If
-# your start ends with `RESOURCE_EXHAUSTED` (out of memory), try **row 5**: write `"31b": SECOND` in section 1 and run
-# `./run_all.sh 05 07`.
+# The same formula gives all three, within about half a percent. **So which row of the figure should you take?** Start
+# with **row 1**, because others have started it (*Zimbres* in the table). (The first two are the same on four chips.)
+# If your start ends with `RESOURCE_EXHAUSTED` (out of memory), try **row 5**: write `"31b": SECOND` in section 1 and
+# run `./run_all.sh 05 07`.
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what's
 # known to start in fp8. You're sure to save memory, but nobody has measured whether the 31B's answers suffer, so let 07
 # tell you ([how](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours)).
@@ -460,13 +460,13 @@ if other:
         print(f"{name}:", asking.acceptance_in_words(counts, sum(len(ids) for ids in found)))
 
 # %% [markdown]
-# In most steps this drafter proposes nothing, because nothing in the text repeats.
+# How many steps had a proposal? This drafter can make one only where the last few tokens stood in the text before.
 #
 # **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.**
 #
 # <details><summary><b>Gemma 4's own drafter, and what others saw</b></summary>
 #
-# `google/gemma-4-31B-it-assistant` reads the model's cache, and has learned what the stock model says. With a model
+# `google/gemma-4-31B-it-assistant` reads the model's cache. With a model
 # tuned by LoRA others saw 3 to 13% of its proposals accepted, and 21 to 25% after they had trained the drafter, too,
 # for eleven minutes ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a
 # model in another precision the accepted share can fall to 0.2% ([vllm
@@ -563,8 +563,8 @@ if other:
 # ```
 #
 # Only the ids of that word change, but every later token sees them. Whether the answer stays is up to the model: it has
-# seen a single system message in training, so it never learned what to do with another one. That's why 07 refuses a
-# prompt that wasn't trained.
+# seen a single system message in training, so it never learned what to do with another one. That's why 07 stops
+# if 02's system message has changed since the training.
 # </details>
 #
 # Next: [06 · How fast is it, and could it be?](06_bench.ipynb)

@@ -175,13 +175,16 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # Those around which the server stops keeping up. We don't know them beforehand, so we search:
 #
 # - A few requests, one after the other, show how long one takes **alone**.
-# - Two **bursts**, where all requests arrive at once, show roughly how many the server can finish per second.
+# - Two **bursts**, where all requests arrive at once, show roughly how many the server can finish per second. (They
+#   only steer the search. The bursts in the table and the figures come later, with more requests.)
 # - From there the search goes up until one rate is clearly too much, and down until one is clearly fine.
-# - *Bisection* narrows down the rest: it tries the rate in the middle until two neighboring rates are at most
-#   25% apart.
-# - A rate that leaves a doubt is repeated right away. Later everything is measured once or twice more, so if the machine slowly gets busier, you'll see it as spread.
-# - If results contradict each other, such as repeats that lie more than a fifth apart, we measure that rate again, up
-#   to twice. If that doesn't help, the table calls it *noisy*. (`results.noisy` has the four rules.)
+# - *Bisection* narrows down the rest: it tries the rate in the middle until the next rate above the largest one that
+#   the server keeps up with is at most 25% higher.
+# - A rate that leaves a doubt is repeated right away. The others are measured once or twice more, in later rounds. So
+#   if the machine slowly gets busier, their repeats drift apart.
+# - If results contradict each other, we measure that rate again, up to twice. An example is a rate below the first
+#   overloaded one whose repeats lie more than a fifth apart. If that doesn't help, the table calls it *noisy*.
+#   (`results.noisy` has the four rules.)
 #
 # How long will that take?
 
@@ -248,13 +251,14 @@ style.words(results.summary(table))
 # The repeats of a rate say which of three states it's in:
 #
 # - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
-# - A rate is *overloaded* if **no** repeat delivered 90% of it. It's overloaded, too, if it's more than 2% above the
-#   most that was ever delivered: a short run may still answer 92% of it, but its queue grows forever.
+# - A rate is *overloaded* if **no** repeat delivered 90% of it. A rate more than 2% above anything that was ever
+#   delivered is overloaded as well, even if a short run answers 92% of it: in a longer one the queue would keep
+#   growing.
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
-# The **knee** is the largest rate that was kept up with, below the first overloaded one. More load can't be easier, so
-# whatever is below the knee counts as kept up, and whatever is above an overloaded rate as overloaded. (A repeat that
-# delivered less than four fifths of the median repeat was disturbed and doesn't count.)
+# The **knee** is the largest rate that was kept up with, below the first overloaded one. Below the knee every rate
+# counts as kept up, and above an overloaded one every rate as overloaded, because more load can't be easier. (A repeat
+# that delivered less than four fifths of the median repeat was disturbed and doesn't count.)
 
 # %%
 fig, ax = style.figure(7, 3.8)
@@ -272,8 +276,9 @@ for (inputs, outputs), (last, above) in knees.items():
 # offered. So below the knee, throughput can't tell a fast server from a slow one. The burst can lie higher than all
 # rates, because a server that has many prompts at hand reads several of them in one step.
 #
-# How exact is the knee? In runs of only a few latencies `delivered` errs low, by up to a fifth (simulated), so the
-# true knee may lie a little higher. What you can promise is for section 8 to say.
+# How exact is the knee? If a run lasts only a few times as long as one request, `delivered` comes out too low, by up to
+# a fifth (simulated). So the true knee may lie a little higher. But a longer run may also show a queue that this one
+# was too short for. That's why section 8 decides what you can promise.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
@@ -359,8 +364,8 @@ if measured[0].series.speculation:
 
 # %% [markdown]
 # A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. For the
-# 31B it isn't: two busy H100s read its prompts in 2.5 times their floor (computed in
-# [10](10_published.ipynb) from published numbers). What does the floor of a decode step look like there?
+# 31B it isn't: by published numbers (the last figure of this section), two busy H100s read its prompts in about three
+# times their floor. What does the floor of a decode step look like there?
 
 # %%
 big = architecture.read_config("data/configs/gemma4_31b.json")
@@ -371,8 +376,8 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
       f"{1e3 * reading:.2f} ms, the arithmetic for one request {1e3 * computing:.4f} ms")
 
 # %% [markdown]
-# So a step waits for memory, not for arithmetic, as long as few requests share it. That's why a server that
-# answers many at once is hardly slower for each.
+# So a step waits for memory, not for arithmetic, as long as few requests share it. That's why the 31B's server could
+# answer many at once and be hardly slower for each. (The tiny one can't. Its steps hardly wait for memory.)
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
@@ -404,10 +409,10 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 # **Compute the floor before you believe a latency, above all your own.**
 #
 # ## 8. What can you promise, and what does it cost?
-# Could you promise the largest rate at which nine requests in ten kept the objective? Not yet, because a run
-# of seconds can't show a queue that grows slowly. So the rate first has to survive **one long run**, at least
-# twenty times as long as a request takes. If the rate doesn't hold, we try the next lower one. (If a long run
-# delivers far less than the sweep did, we assume that something disturbed it, and repeat it once.)
+# Could you promise the largest rate that the server keeps up with, and at which nine requests in ten kept the
+# objective? Not yet, because a run of seconds can't show a queue that grows slowly. So the rate first has to survive
+# **one long run**, at least twenty times as long as a request takes. If the rate doesn't hold, we try the next lower
+# one. (If a long run delivers far less than the sweep did, we assume that something disturbed it, and repeat it once.)
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -423,7 +428,7 @@ style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of 
 #
 # ### What does a token cost?
 # A machine costs the same whether it works or not. So a token gets cheaper as long as the server delivers
-# more of them:
+# more of them. (Beyond the knee it may deliver no more, or fewer. Then a token gets no cheaper, or dearer.)
 
 # %%
 unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
@@ -482,8 +487,8 @@ print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hi
       f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
 
 # %% [markdown]
-# Six requests are second ones. If that line counts fewer, some prompt fits into its first block, and that block isn't
-# whole without the last token.
+# Six requests are second ones. If that line counts fewer, some prompt is no longer than one block. Without its last
+# token the block isn't whole, so it isn't kept.
 #
 # Now we measure two servers in turn, twice each: the one of 05, whose cache is off, and a second one with the cache on.
 # A salt hides from the cache what was sent in an earlier run. (On chips we leave the second server out. They have room
@@ -523,10 +528,10 @@ client.close()
 
 # %% [markdown]
 # Each entry is the median request of both runs, with the fastest and the slowest in brackets. We speak of a difference
-# only if in *both* runs the median with the cache is faster than the fastest request without it, or slower than the
-# slowest. The first row is what the cache is for. The other requests compute as much as before, and decoding doesn't
-# use this cache, so there we expect *within the spread*. If a row surprises you, in either direction, don't explain it
-# away: two runs of a dozen requests can't tell a cause from an accident, so measure again with more.
+# only if the median with the cache lies outside everything that was seen without it, on the same side in both runs. The
+# first row is what the cache is for. The other requests compute as much as before, and decoding doesn't use this cache,
+# so there we expect *within the spread*. If a row surprises you, in either direction, don't explain it away: two runs
+# of a dozen requests can't tell a cause from an accident, so measure again with more.
 #
 # If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
 # with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in
@@ -545,17 +550,19 @@ client.close()
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. How many requests are under way at the knee, on average? Guess it from two numbers of `results.csv` before you
-#    look at its column `in_flight`. What did you have to know about the server?
+# 1. How many requests are under way at the knee, on average? Guess it from two columns of `results.csv`:
+#    `print(table[["rate", "delivered_rps", "e2el_p50_ms"]])` shows how many requests per second are answered, and how
+#    many milliseconds one takes from start to end. Then look at the column `in_flight`, the mean number under way. What
+#    did you have to know about the server?
 #
 # <details><summary>Solution</summary>
 #
 # Requests per second, times the seconds that each of them stays: that's *Little's law*. You needn't know anything
 # about the server, because it's only counting. (The cell below takes the median latency, and the law is about the
-# mean, so the two numbers differ a little.)
+# mean, so the two numbers differ.)
 # </details>
 #
-# 2. One request has a prompt 30 times as long as the others. Whose TTFT grows? And why doesn't the server
+# 2. One request has a prompt 100 times as long as the others. Whose TTFT grows? And why doesn't the server
 #    answer the short ones first?
 #
 # <details><summary>Solution</summary>

@@ -384,7 +384,13 @@ tempting = sum(chance * (1 - (1 - c / n)**k) for c, chance in enumerate(chances)
 print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {tempting:.4f}")
 
 # %% [markdown]
-# **Try one by hand: 3 of 5 answers pass. What's pass@2?** List the pairs, then ask `verilog.pass_at_k(5, 3, 2)`.
+# **Try one by hand: 3 of 5 answers pass. What's pass@2?** List the pairs.
+#
+# <details><summary>Answer</summary>
+#
+# There are ten pairs, and only the pair of the two failures fails. So it's 0.9, and `verilog.pass_at_k(5, 3, 2)`
+# agrees.
+# </details>
 #
 # **Count the picks that fail; don't multiply chances.**
 #
@@ -431,8 +437,8 @@ scores.percents(board)
 #
 # <details><summary><b>Why not the base in the trained chat, too?</b></summary>
 #
-# There it may lose only because it doesn't know that wording. What else the tuned model has learned shows against the
-# base at its best.
+# There it may lose only because it doesn't know that wording. To see what else the tuned model has learned, compare it
+# with the base at its best.
 # </details>
 
 # %%
@@ -443,9 +449,9 @@ pairs = scores.pairs_of(runs, [primary, *secondary])
 
 # %% [markdown]
 # Both models fail on the hard problems. So we compare **pairs**: one difference for each problem, and then it doesn't
-# matter much how hard the problem is. If the models were equally good, a problem's difference would be as likely to have
-# the other sign. So we flip the signs at random, up to 100,000 times. **p** is how often the mean then lands at least as
-# far from zero as ours. Six such flips:
+# matter much how hard the problem is. If the models were equally good, you could swap their names on any problem, and a
+# plus would be as likely as a minus. So we flip the signs at random, up to 100,000 times. **p** is how often the mean
+# then lands at least as far from zero as ours. Six such flips:
 
 # %%
 differences = pairs[primary]["values"]
@@ -455,7 +461,9 @@ print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().
 
 # %% [markdown]
 # Whoever looks at several comparisons will find one that looks good by chance. So the secondary ones are judged by
-# **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on.
+# **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on. (No p
+# by Holm may be smaller than the one before it, so equal ones stay equal. And m counts the primary one, too, which errs
+# on the careful side.)
 
 # %%
 display(style.words(scores.pairs_table(pairs, primary)))
@@ -463,7 +471,8 @@ print(*scores.findings(pairs, primary, runs), sep="\n")
 
 # %% [markdown]
 # The interval and p can disagree near the edge: with 38 problems the bootstrap's interval is a little too narrow, and
-# flipped signs are a little too careful. If they do, the verdict is *at the edge of luck*, which means: not decided.
+# flipped signs are a little too careful. And Holm's p pays for being one of many, which the interval doesn't. If
+# interval and p disagree, the verdict is *at the edge of luck*, which means: not decided.
 
 # %%
 share = np.mean(ceilings["spec-to-rtl"].winnable)
@@ -473,12 +482,14 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # **What did tuning teach?** Read three rows.
 #
 # - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, it learned to answer in it.
-# - *The primary row.* Anything more than that shows here. The tiny base has read a corpus in which we broke 40% of the
-#   modules ([09](09_tiny_base.ipynb)), and it writes what it has read. So we think that a gain here is mostly a
-#   *preference*, for the right one of two versions that it knows. A smaller gain at pass@5 wouldn't prove it, because
-#   near 100% every gain has to shrink.
-# - *Both by `official`, greedily.* No training row had this wording. If the tuned model passes nothing there, as the
-#   tiny one did, its skill hangs on the wording: a user who asks differently gets nothing of it.
+# - *The primary row.* If it learned more than to answer, you see it here. The tiny base has read a corpus in which we
+#   broke 40% of the modules ([09](09_tiny_base.ipynb)), and it writes what it has read. So if there's a gain, we think
+#   it's mostly a *preference*, for the right one of two versions that it knows. Look at pass@5 in section 8, too. The
+#   base can be ahead there, as it is by `comment` in the stored run. Then tuning has changed what the model writes
+#   first, more than what it can write. (That's a hint and no proof: near 100% any gain has to shrink.)
+# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. In the stored run the
+#   tuned model passes nothing in the first, and more than in its own chat in the second. So a new wording can cost
+#   everything or nothing. Test the ones that your users will use.
 #
 # And p knows nothing of another training seed. [11](11_qlora.ipynb), section 2, shows a difference of ten
 # points with p = 0.002 that disappeared with two more seeds. At 31B the strongest rival is probably the base with
@@ -576,7 +587,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # ```
 #
 # An interval shrinks with the square root of the number of problems, so you need the square of the factor. The more
-# alike the two models find the problems hard, the more pairing saves.
+# the two models agree on which problems are hard, the more pairing saves.
 # </details>
 #
 # 2. **Write a wrong counter that fails in as few samples as you can.** Can you get from 295 down to two? And to none?

@@ -25,7 +25,7 @@
 # | **Needs** | a TPU chip for Gemma 4 E2B (Colab's v5e-1 or v6e-1, or Kaggle's v5e-8), or any CPU to rehearse with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
-# | **Time and cost** | tiny: about four minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
+# | **Time and cost** | tiny: four to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
 # A v5e-1 is one TPU chip of the kind v5e, and a v5e-8 has eight. The machine's disk is lost with the session, so
 # section 7 downloads the adapter. On Colab you can keep everything if you set `RUN_DIR` to a folder on your Drive, in a
@@ -33,10 +33,9 @@
 #
 # <details><summary>And the 31B?</summary>
 #
-# This page keeps the base in bfloat16 (two bytes a number). That doesn't fit a v5e-8, which has 15.75 GiB a chip: by our
-# estimate this page's rows of 1,024 tokens need 17.4 (and for 03's rows of 2,048, with more computed twice to save
-# memory, the compiler plans 17.3). So take a v5p-8, four larger chips. [03](03_train.ipynb) trains the 31B on a v5e-8,
-# with a base rounded to int8, one byte a number. `merged/` takes 62.5 GB.
+# This page keeps the base in bfloat16 (two bytes a number). That doesn't fit a v5e-8, which has 15.75 GiB a chip: by
+# our estimate this page's rows of 1,024 tokens need 17.4. So take a v5p-8, four larger chips. [03](03_train.ipynb)
+# trains the 31B on a v5e-8, with a base rounded to int8, one byte a number. `merged/` takes 62.5 GB.
 #
 # </details>
 #
@@ -206,11 +205,12 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 #
 # - `overlap` is the share of words that an answer and your file's answer have in common (F1, as in the SQuAD benchmark).
 # - `details` is the share of the details that your file's answer lists and the model's answer lists, too. In the example
-#   those are ports with their widths.
+#   those are ports with their widths. It expects answers that end in a list; for others, write your own (exercise 2).
 # - `exact` is 1 if the two are equal, and otherwise 0.
 #
 # We also score the *right answer to another question*, to see how many points the form of an answer gets without the
-# right facts. **Guess: which of the three falls furthest for an answer to another question?**
+# right facts. The file's own answers get 100 in all three. **Guess: which of the three leaves the
+# most points to an answer to another question?**
 
 # %%
 import verilog

@@ -116,7 +116,8 @@ def draw_answers(strips: Sequence[Strip], name: str, source: str) -> None:
     fig, axes = style.figure(7, height, rows=len(strips), sharex=True, squeeze=False)
     for ax, strip in zip(axes.flat, strips, strict=True):
         _draw_strip(ax, strip, list(best_first.index))
-    axes.flat[-1].set_xlabel("a column is a problem, a row is a try; pale squares fail")
+    axes.flat[-1].set_xlabel("columns: problems, the first strip's best ones first; rows: tries; "
+                             "pale squares fail")
     style.finish(fig, name, source)
 
 

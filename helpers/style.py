@@ -27,11 +27,15 @@ CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
 def words(frame: pd.DataFrame) -> Any:
-    """A table of words for a notebook to show: left-aligned, without row numbers."""
+    """A table of words for a notebook to show: left-aligned, without row numbers.
+
+    A cell is shown letter by letter, so `<think>` isn't taken for HTML.
+    """
     left = "text-align: left"
     heading = {"selector": "th", "props": left}
     cell = {"selector": "td", "props": left}
-    without_numbers = frame.style.hide(axis="index")
+    as_written = frame.style.format(escape="html").format_index(escape="html", axis="columns")
+    without_numbers = as_written.hide(axis="index")
     return without_numbers.set_table_styles([heading, cell])
 
 

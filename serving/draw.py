@@ -229,7 +229,7 @@ def curves(
             ha="center",
             xytext=(0, 9 if is_above else -10))
     _rates_as_ticks(ax, place)
-    ax.set_xlabel("offered rate, requests/s")
+    ax.set_xlabel("offered rate, requests/s; gray: at the limit, hollow: overloaded")
     ax.set_ylabel(words)
     ax.margins(x=0.08, y=0.12)
     plain_log(ax)
@@ -313,6 +313,8 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
     for run in runs:
         stars[run.rate] = 100 * run.share
     _stars(ax, stars, "long runs")
+    for rate, value in stars.items():  # a legend's star would look like one more run
+        label(ax, rate, value, "long run", BLACK, xytext=(9, -9))
     ax.axhline(100 * KEPT, color=BLACK, lw=1, ls=":")
     ax.text(
         0.01,
@@ -323,8 +325,8 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
         transform=ax.get_yaxis_transform())
     _rates_as_ticks(ax, place)
     ax.set_ylim(-4, 106)
+    ax.set_xlabel("offered rate, requests/s; gray: at the limit, hollow: overloaded")
     ax.set_ylabel("% that kept the objective")
-    ax.legend(fontsize=9, loc="lower left")
 
 
 def _stars(ax: Axes, values: dict[float, float], words: str) -> None:
@@ -389,7 +391,7 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     highest = points.floor_ms.max()
     ends = [lowest, highest]
     ax.plot(ends, ends, "--", color=BLACK, lw=1.2)
-    label(ax, highest, highest, "the floor", BLACK)
+    label(ax, highest, highest, "the floor", BLACK, ha="center", xytext=(8, -14))
     ax.margins(x=0.14)
     plain_log(ax, "x")
     plain_log(ax)

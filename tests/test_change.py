@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 
 import jupytext
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT, a_data_meta, load, parse
 
@@ -382,3 +383,8 @@ def test_03_writes_its_recipe_before_anything_that_only_teaches():
     for place, cell in enumerate(cells):
         teaches = "raises-exception" in cell.metadata.get("tags", [])  # nbclient goes on after it
         assert teaches == (place > recipe), cell.source[:80]
+
+
+def test_a_table_of_words_shows_every_letter_of_a_cell():
+    shown = style.words(pd.DataFrame({"a < b": ["<think> x & y"], "n": [2]})).to_html()
+    assert "&lt;think&gt; x &amp; y" in shown and "a &lt; b" in shown and ">2<" in shown

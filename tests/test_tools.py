@@ -137,6 +137,14 @@ def test_readme_status_and_machines_have_the_numbers_of_the_pages_and_tables(tmp
     assert "<!--ratio-->7 to 9<!---->" in copy.read_text()
 
 
+def test_the_sentence_on_the_gain_reads_right_whatever_the_verdict():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for means, _ in readme_figure.MEANINGS.values():
+        assert means.partition(" ")[0] in {"is", "could", "means"}
+        filled = readme_figure.fill(readme, {"gain_means": means})
+        assert f", which <!--gain_means-->{means}<!---->. Several" in filled
+
+
 def test_what_the_quickstart_printed_stands_in_the_readme(tmp_path):
     page = tmp_path / "00.ipynb"
     assert readme_figure.quickstart_numbers(page) == {}

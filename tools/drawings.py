@@ -653,16 +653,16 @@ def _bracket(sheet: Sheet, y: float, first: int, last: int, text: str) -> None:
 
 # ── 7. The judge (07) ──
 def judge() -> Sheet:
-    """The exam and the marking: two programs, and no answer is in the one that decides."""
+    """The exam and the grading: two programs, and no answer is in the one that decides."""
     sheet = Sheet(
         "judge", 420, "A judge in two programs",
         "Exam: a testbench, whose names are drawn anew, asks the answer and notes its outputs. "
-        "What the answer prints is thrown away. Marking: in a second program testbench and "
+        "What the answer prints is thrown away. Grading: in a second program testbench and "
         "reference run, and a recording replays the outputs in the answer's place. Only the second "
         "program gives the verdict.")
     sheet.words(35, 40, "An answer never meets the reference", 21, bold=True)
     sheet.words(35, 82, "1. The exam: one program", 18, bold=True)
-    sheet.words(575, 82, "2. The marking: another", 18, bold=True)
+    sheet.words(575, 82, "2. The grading: another", 18, bold=True)
     for x, width in ((35, 330), (575, 290)):
         sheet.outline(x, 98, width, 166, "soft", radius=8)
     for x, width, y, color, text in (

@@ -39,13 +39,13 @@ NUMBERED = (ROOT / "README.md", ROOT / "docs" / "STATUS.md", MACHINES)
 # The figure's bars: base and published are gray, ours blue, what readers measured green.
 BAR_COLORS = {"GRAY": "gray", "RED": "red", "BLUE": "blue", "GREEN": "green"}
 QUICKSTART = ROOT / "notebooks" / "00_quickstart.ipynb"
-# What README and STATUS make of 07's verdict on tuned against base.
+# What README and STATUS make of 07's verdict on tuned against base; README's goes on from "which".
 MEANINGS = {
-    "the tuned model is better": ("which is more than luck explains", "Shown."),
-    "at the edge of luck": ("at the edge of what luck explains", "Not quite shown."),
-    "could be luck": ("which could still be luck", "Not shown."),
-    "no difference": ("which is nothing", "Not shown."),
-    "the base is better": ("so the base is better", "No.")}
+    "the tuned model is better": ("is more than luck explains", "Shown."),
+    "at the edge of luck": ("is at the edge of what luck explains", "Not quite shown."),
+    "could be luck": ("could still be luck", "Not shown."),
+    "no difference": ("is nothing", "Not shown."),
+    "the base is better": ("means that the base is better", "No.")}
 RUN_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 
 
@@ -344,7 +344,7 @@ def run_numbers(run: Path) -> dict[str, str]:
         low, high = best["interval"]
         texts["rival"] = compared.rival
         # With a decimal: +0.5 isn't as far from nothing as +1.
-        texts["gain"] = (f"{100 * best['difference']:+.0f} points "
+        texts["gain"] = (f"{100 * best['difference']:+.1f} points "
                          f"({100 * low:+.1f} to {100 * high:+.1f})")
         of_base = tuned - best["difference"]
         texts["pass_rival"] = f"{100 * of_base:.0f}"
@@ -373,6 +373,7 @@ def step_numbers() -> dict[str, str]:
         "expected_ours": f"{least:,.0f} to {most:,.0f}",
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",
         "speed_ours": between(ours, form="{:,.0f}"), "ratio": between(ours / theirs, 2),
+        "ratio_same": f"{ours / theirs:.1f}",
         "ratio_two": between(ours / theirs, 2, sigmas=2), "hours_ours": hours[ours],
         "speed_rows": between(whole, form="{:,.0f}"), "ratio_rows": between(whole / theirs, 2),
         "ratio_rows_two": between(whole / theirs, 2, sigmas=2), "hours_rows": hours[whole]}
