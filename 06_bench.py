@@ -434,7 +434,7 @@ style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of 
 unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
 fig, ax = style.figure(7, 3.4)
 draw.price(ax, table, unit, held)
-ax.set_title("The fuller the machine, the cheaper the token")
+ax.set_title("More tokens an hour, cheaper tokens")
 style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
              "gray: at the limit; hollow: overloaded")
 
