@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from conftest import a_recipe
 
 import first_hour
 from tables.errors import UserError
@@ -48,7 +49,7 @@ def test_the_report_has_the_numbers_and_the_compiled_ones_beside_them(tmp_path):
 
 def test_a_step_with_an_int8_base_stands_beside_its_own_row(tmp_path):
     write_training(tmp_path / "run")
-    (tmp_path / "run/train/recipe.json").write_text('{"dtype": "bfloat16", "base_dtype": "int8"}')
+    a_recipe(dtype="bfloat16", base_dtype="int8").save(tmp_path / "run/train/recipe.json")
     about = ABOUT | {"kind": "v5e", "chips": 8, "slice": "v5e-8"}
     trained = first_hour.training(tmp_path / "run")
     block = first_hour.markdown({"about": about, "stages": {

@@ -57,8 +57,8 @@ def test_what_04_says_of_four_bits_is_what_is_stored():
     assert table.problem.nunique() == 38
     assert (f"{greedy['four bits']} of 38 problems pass in four bits and {greedy['bfloat16']} "
             "without rounding") in page
-    assert -1 < 100 * mean < 0, "half a point less"
-    assert f"between {-100 * low:.1f} less and {100 * high:.1f} more" in page
+    assert -1 < 100 * mean < 0, "half a point fewer"
+    assert f"{-100 * low:.1f} fewer to {100 * high:.1f} more" in page
 
 
 # ── The loop ──

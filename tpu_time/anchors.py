@@ -556,7 +556,7 @@ ANCHORS = {
         slice="v5e-128",
         milliseconds=1e3 * 10e6 / (2 * 0.95 * 45e9),
         clock="not said",
-        source="jax-ml/scaling-book: sharding.md, 95% of the claimed 45 GB/s each way",
+        source="jax-ml/scaling-book: sharding.md, 95 % of the claimed 45 GB/s each way",
         seconds=ring,
     ),
     "loop 128": Anchor(
