@@ -451,13 +451,15 @@ class Cleaned(NamedTuple):
     ends: dict[str, str]   # {why: how one such row ends}
 
 
-def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False) -> Cleaned:
+def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False,
+              forms: str = "Section 2 of 02") -> Cleaned:
     """`clean` for all rows of a dataset.
 
     Args:
       rows: from `read_rows`.
       source: where they come from, for the message.
       need_reasoning: drop answers without reasoning.
+      forms: where a reader sees what forms a row can have, for the message.
 
     Raises:
       UserError: no row is usable. The message counts the reasons.
@@ -473,7 +475,7 @@ def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False) ->
         dropped[problem] += 1
         ends[problem] = repr(row)[-100:]
     if not examples:
-        raise UserError(f"No row of {source} is usable: {dict(dropped)}. Section 2 of 02 shows the "
+        raise UserError(f"No row of {source} is usable: {dict(dropped)}. {forms} shows the "
                         "forms that a row can have.")
     return Cleaned(examples, dropped, ends)
 

@@ -89,18 +89,8 @@ def look(source: str, system: str = "", reasoning: str = "stripped") -> Rows:
       UserError: no row can be used; the reasons are in the text.
     """
     rows = data.read_rows(source)
-    examples = []
-    dropped: Counter[str] = Counter()
-    for row in rows:
-        example, problem = data.clean(row)
-        if example is None or problem:
-            dropped[problem] += 1
-        else:
-            examples.append(example)
-    if not examples:
-        raise UserError(f"No row of {source} is usable: {dict(dropped)}. docs/OWN_DATA.md shows "
-                        "the forms that a row can have.")
-
+    cleaned = data.clean_all(rows, source, forms="docs/OWN_DATA.md")
+    examples = cleaned.examples
     print(f"{len(examples):,} of {len(rows):,} rows of {source} are kept")
     for line in data.remarks(examples):
         print(line)
@@ -109,7 +99,7 @@ def look(source: str, system: str = "", reasoning: str = "stripped") -> Rows:
     for example in examples:
         messages = data.as_messages(example, system, reasoning)
         chats.append(messages)
-    return Rows(chats, dropped)
+    return Rows(chats, cleaned.dropped)
 
 
 def draw_rows(rows: Rows, lengths: Sequence[int], limit: int) -> None:

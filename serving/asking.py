@@ -240,17 +240,28 @@ def seconds_per_token(before: Counters, after: Counters) -> float:
 
 def streamed(client: "openai.OpenAI", record: ServerRecord, request: dict,
              show: bool = False) -> tuple[list[float], str, float]:
-    """One answer, read along: seconds from sending the request to each piece, the whole text, and
-    the seconds that a token took on the server's own clock; `show` prints each piece as it
-    comes."""
+    """One answer, read along.
+
+    Args:
+      request: for the chat completions of `client`.
+      show: print each piece as it comes.
+
+    Returns:
+      (seconds from sending the request to each piece, the whole text, seconds that a token took on
+      the server's own clock).
+    """
     before = counters(record)
-    start, arrivals, text = time.perf_counter(), [], ""
-    for piece in client.chat.completions.create(**request, stream=True):
-        if piece.choices and piece.choices[0].delta.content:
-            arrivals.append(time.perf_counter() - start)
-            text += piece.choices[0].delta.content
-            if show:
-                print(piece.choices[0].delta.content, end="", flush=True)
+    arrivals = []
+    text = ""
+    start = time.perf_counter()
+    for chunk in client.chat.completions.create(**request, stream=True):
+        piece = chunk.choices[0].delta.content if chunk.choices else None
+        if not piece:
+            continue
+        arrivals.append(time.perf_counter() - start)
+        text += piece
+        if show:
+            print(piece, end="", flush=True)
     if show:
         print()
     return arrivals, text, seconds_per_token(before, counters(record))

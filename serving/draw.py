@@ -312,7 +312,7 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
     stars = {}
     for run in runs:
         stars[run.rate] = 100 * run.share
-    _stars(ax, stars, "long runs")
+    _stars(ax, stars)
     for rate, value in stars.items():  # a legend's star would look like one more run
         label(ax, rate, value, "long run", BLACK, xytext=(9, -9))
     ax.axhline(100 * KEPT, color=BLACK, lw=1, ls=":")
@@ -329,8 +329,8 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
     ax.set_ylabel("% that kept the objective")
 
 
-def _stars(ax: Axes, values: dict[float, float], words: str) -> None:
-    """Stars at these {rate: value}."""
+def _stars(ax: Axes, values: dict[float, float], words: str = "") -> None:
+    """Stars at these {rate: value}; `words` are for a legend."""
     ax.plot(
         list(values),
         list(values.values()),

@@ -656,10 +656,10 @@ def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, st
       Rows of text for a table, with the dollars of the whole of 03 and its download. Dollars that
       nobody has predicted say so.
     """
-    found: dict[str, dict[str, str]] = {}
+    row_of: dict[str, dict[str, str]] = {}
     for step, dollars_per_hour in rows:
         is_known = step.compiled and step.fits
-        if not is_known or step.slice in found:
+        if not is_known or step.slice in row_of:
             continue
         name = f"the {step.model.upper()}"
         if step.base_dtype != "bfloat16":
@@ -667,12 +667,12 @@ def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, st
         dollars = NOT_PREDICTED
         if step.speed is not None:
             dollars = run_cost(step, tokens, dollars_per_hour)["dollars_text"]
-        found[step.slice] = {
+        row_of[step.slice] = {
             "slice": step.slice,
             "what fits": name,
             "USD for all of it": dollars,
         }
-    return list(found.values())
+    return list(row_of.values())
 
 
 def full_table(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, str]]:
@@ -701,10 +701,12 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
     planned = PLANNED.get((step.slice, step.model, step.base_dtype))
     if planned is not None and not step.compiled:
         needed, how = planned, "planned"
-    fits = "no"
+    fits, unknown = "no", ""
     if step.fits:
-        fits = "yes, tight" if step.is_tight else "yes"
-    speed = minutes = hours = dollars = NOT_PREDICTED if step.fits else ""
+        fits, unknown = "yes", NOT_PREDICTED
+    if step.is_tight:
+        fits = "yes, tight"
+    speed = minutes = hours = dollars = unknown
     if step.speed is not None:
         slow, fast = step.speeds()
         cost = run_cost(step, tokens, dollars_per_hour)

@@ -43,6 +43,10 @@ class Plan:
     max_tokens: int = 0        # of an answer; 0: as everywhere on the page
     only: str = ""             # "base" or "tuned" to ask one model alone
 
+    def is_asked_of(self, model: str) -> bool:
+        """Is "base" or "tuned" asked by it?"""
+        return self.only in ("", model)
+
 
 # ---- Prompts ----
 

@@ -46,7 +46,7 @@ def asked_of(model: str, plans: Sequence[Plan]) -> list[Plan]:
     Args:
       model: "base" or "tuned".
     """
-    return [plan for plan in plans if plan.only in ("", model)]
+    return [plan for plan in plans if plan.is_asked_of(model)]
 
 
 def sampled_wordings(plans: Sequence[Plan]) -> list[str]:

@@ -103,7 +103,8 @@ def ceiling(task: str, problems: Sequence[Problem]) -> Ceiling:
     without_mismatch = 0
     for problem, verdict in zip(problems, verdicts, strict=True):
         winnable.append(verdict.passed)
-        without_mismatch += verdict.mismatches == 0
+        if verdict.mismatches == 0:
+            without_mismatch += 1
         if not verdict.passed:
             lost[problem.name] = verdict
 
@@ -403,7 +404,7 @@ def all_counts(
     runs: dict[tuple[str, str], Run] = {}
     for plan in plans:
         for model, frame in judged.items():
-            if plan.only in ("", model):
+            if plan.is_asked_of(model):
                 runs[model, plan.name] = counts(frame, plan.name, names)
     return runs
 
@@ -542,23 +543,27 @@ def pairs_table(pairs: Mapping[Wordings, Comparison], primary: Wordings) -> pd.D
     The primary comparison is judged by its own p. Whoever looks at several others finds one that
     looks good by chance, so those are judged by `stats.holm` over all comparisons of the table.
     """
-    corrected = dict(zip(pairs, holm([compared["p"] for compared in pairs.values()]), strict=True))
-    order = [primary, *(asked for asked in pairs if asked != primary)]
+    ps = [compared["p"] for compared in pairs.values()]
+    corrected = dict(zip(pairs, holm(ps), strict=True))
+    secondary = [asked for asked in pairs if asked != primary]
     rows = []
-    for asked in order:
+    for asked in (primary, *secondary):
         compared = pairs[asked]
-        p = compared["p"] if asked == primary else corrected[asked]
+        rank, p, by_holm = "primary", compared["p"], ""
+        if asked != primary:
+            rank, p = "secondary", corrected[asked]
+            by_holm = f"{p:.2g}"
         base, *_ = compared["first"]
         tuned, *_ = compared["second"]
         rows.append({
-            "": "primary" if asked == primary else "secondary",
+            "": rank,
             "base asked by": asked.base,
             "tuned asked by": asked.tuned,
             "base": f"{100 * base:.0f}",
             "tuned": f"{100 * tuned:.0f}",
             "difference": in_points(compared["difference"]),
             "p": f"{compared['p']:.2g}",
-            "p by Holm": "" if asked == primary else f"{corrected[asked]:.2g}",
+            "p by Holm": by_holm,
             "verdict": verdict_on(compared["difference"], p)})
     return pd.DataFrame(rows)
 
