@@ -149,7 +149,7 @@ if doubt:
 # %%
 client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
 regime = cfg.regimes[0]
-words = load.arguments(record, cfg, regime, 4, 2 * cfg.min_requests, seed=7)
+words = load.arguments(record, cfg, load.Point(regime, 4, 2 * cfg.min_requests), seed=7)
 what, _, saved = " ".join(words).partition(" --temperature")
 print("vllm", what.replace(" --", " \\\n    --"), "...")
 
@@ -496,8 +496,7 @@ print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hi
 
 # %%
 own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt and of an answer
-own_load = {"requests": load.check_prompts(own), "prompts": own,
-            "rate": float(f"{1 / arrivals[-1]:.2g}")}
+own_point = load.Point(own_regime, float(f"{1 / arrivals[-1]:.2g}"), load.check_prompts(own), own)
 
 
 def own_run(options, record, name):
@@ -505,7 +504,7 @@ def own_run(options, record, name):
     asking.post(record, "/v1/completions",
                 {"model": record.name, "prompt": prompts[0], "max_tokens": 8})
     client.record = record
-    run = load.measure(client, options, cfg, results_in, own_regime, repeat=name, **own_load)
+    run = load.Bench(client, options, cfg, results_in).measure(own_point, name)
     assert run.raw["total_input_tokens"] == tokens, "other prompts were sent"
     print(f"{name}: TTFT {run.percentile('ttft', 50):,.0f} ms, "
           f"{run.series.cached_tokens:,.0f} tokens came from the cache")

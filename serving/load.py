@@ -15,7 +15,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NotRequired, Protocol, TypedDict, Unpack
+from typing import BinaryIO, NamedTuple, Protocol
 
 import pandas as pd
 
@@ -200,16 +200,12 @@ def _is_done(process: subprocess.Popen, log: BinaryIO) -> bool:
     return False
 
 
-def arguments(record: ServerRecord, load: Load, regime: Regime, rate: float, requests: int,
-              seed: int) -> list[str]:
-    """The arguments of `vllm` for random prompts at the server of `record`; see `Point`."""
-    return arguments_of(record, load, Point(regime, rate, requests), seed)
-
-
-def arguments_of(record: ServerRecord, load: Load, point: Point, seed: int) -> list[str]:
+def arguments(record: ServerRecord, load: Load, point: Point, seed: int) -> list[str]:
     """The arguments of `vllm` for one point at the server of `record`."""
     inputs, outputs = map(str, point.regime)
-    more = ["--max-concurrency", str(point.together)] if point.together else []
+    together = []
+    if point.together:
+        together = ["--max-concurrency", str(point.together)]
     if point.prompts:
         source = ["--dataset-name", "custom",
                   "--dataset-path", str(point.prompts),
@@ -232,7 +228,7 @@ def arguments_of(record: ServerRecord, load: Load, point: Point, seed: int) -> l
             "--model", record.name,
             "--tokenizer", record.model,
             *source,
-            *more,
+            *together,
             "--request-rate", str(point.rate),
             "--num-prompts", str(point.requests),
             "--seed", str(seed),
@@ -290,7 +286,7 @@ class Bench(NamedTuple):
         seed = zlib.crc32(name.encode())  # another one for each: equal seeds send equal prompts
         record = self.client.record
         before = asking.wait_idle(record)
-        words = arguments_of(record, self.load, point, seed)
+        words = arguments(record, self.load, point, seed)
         result = self.client.run(words)
         after = asking.counters(record)
         if not result.get("completed"):
@@ -332,22 +328,6 @@ class Bench(NamedTuple):
         point = Point(regime, INF, ALONE, together=1)
         measurement = self.measure(point, "alone")
         return measurement.shortest_latency()
-
-
-class Sent(TypedDict):
-    """The fields of a `Point` beside its regime, by name."""
-
-    rate: float
-    requests: int
-    prompts: NotRequired[str | Path | None]
-    together: NotRequired[int]
-
-
-def measure(client: Runner, options: Options, load: Load, folder: str | Path, regime: Regime, *,
-            repeat: int | str, **sent: Unpack[Sent]) -> Measurement:
-    """`Bench.measure`, for a page that has the parts of its `Bench` and `Point` at hand."""
-    bench = Bench(client, options, load, folder)
-    return bench.measure(Point(regime, **sent), repeat)
 
 
 # -- The sweep -------------------------------------------------------------------------------------

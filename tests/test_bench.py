@@ -418,13 +418,14 @@ def test_a_sweep_that_an_older_version_began_goes_on_from_its_files(idle, tmp_pa
 
 def test_one_request_alone_is_sent_after_the_other(tmp_path):
     alone = bench.Point((256, 64), INF, bench.ALONE, together=1)
-    more = bench.arguments_of(RECORD, TINY, alone, 1)
+    more = bench.arguments(RECORD, TINY, alone, 1)
     assert more[more.index("--max-concurrency") + 1] == "1"
-    assert "--max-concurrency" not in bench.arguments(RECORD, TINY, (256, 64), 4, 9, 1)
+    assert "--max-concurrency" not in bench.arguments(
+        RECORD, TINY, bench.Point((256, 64), 4, 9), 1)
     salts = []
     prompted = bench.Point((256, 64), 4, 9, prompts=tmp_path)
     for seed in (1, 2):
-        own = bench.arguments_of(RECORD, TINY, prompted, seed)
+        own = bench.arguments(RECORD, TINY, prompted, seed)
         salts.append(json.loads(own[own.index("--extra-body") + 1])["cache_salt"])
     assert len(set(salts)) == 2 and all(salts), "a cache must not know an earlier run's prompts"
 
@@ -881,8 +882,8 @@ def test_the_servers_own_time_of_a_token_is_what_its_histogram_says(monkeypatch)
 
 def test_a_kept_measurement_of_another_shape_is_measured_again(idle, tmp_path, capsys):
     client = Queue(0.1)
-    measure = lambda: bench.measure(  # as 06 calls it
-        client, CPU, TINY, tmp_path, (256, 64), repeat=0, rate=4, requests=30)
+    here = bench.Bench(client, CPU, TINY, tmp_path)
+    measure = lambda: here.measure(bench.Point((256, 64), 4, 30), 0)
     path = tmp_path / "256-64_4_0.json"
     measure()
     good = json.loads(path.read_text())

@@ -145,8 +145,8 @@ RECORD = a_server_record("http://127.0.0.1:1")
 @needs_serve
 def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter):
     sent = [
-        bench.arguments_of(RECORD, bench.Load(slo=(500, 30)),
-                           bench.Point((256, 64), rate, 30, prompts), 7)
+        bench.arguments(RECORD, bench.Load(slo=(500, 30)),
+                        bench.Point((256, 64), rate, 30, prompts), 7)
         for rate in (4, float("inf"))
         for prompts in (None, "own.jsonl")
     ]
@@ -1072,7 +1072,7 @@ def test_real_server_ids_stops_and_end(tmp_path, proxy, monkeypatch):
     record = serving.start(options, tmp_path)
     try:
         with bench.Client(tmp_path) as client:
-            point = bench.arguments(record, bench.Load(), (64, 8), 4, 4, seed=1)
+            point = bench.arguments(record, bench.Load(), bench.Point((64, 8), 4, 4), seed=1)
             assert client.run(point)["completed"] == 4 and proxy.asked == 0
             before = asking.counters(record)
             client.run(point)

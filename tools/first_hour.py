@@ -115,8 +115,8 @@ def serve() -> None:
         record = server.start(chosen, run_dir("serve"))
         ready_seconds = round(record.age(), 1)
         with load.Client(run_dir("serve")) as client:
-            found = client.run(load.arguments(record, load.Load(warmups=2), (prompt, answer), rate,
-                                              count, seed=0))
+            point = load.Point((prompt, answer), rate, count)
+            found = client.run(load.arguments(record, load.Load(warmups=2), point, seed=0))
     finally:
         server.stop(run_dir("serve"))
     kept = ("completed", "output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms")
