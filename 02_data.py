@@ -74,7 +74,7 @@ import numpy as np
 import pandas as pd
 
 import verilog
-from helpers import chat, data, late_mask, packing, pictures, style
+from helpers import chat, data, late_mask, packing, pictures, records, style
 from tables import hardware
 
 pd.set_option("display.max_colwidth", 160, "display.width", 200)
@@ -214,7 +214,7 @@ pd.Series({name: data.split_response(response)[2] or "kept" for name, response i
 # CodeV-R1's own system text. The line above the table names them, so nothing disappears silently.
 
 # %%
-cleaned = data.clean_all(rows, cfg.source, need_reasoning=cfg.reasoning == "kept")
+cleaned = data.clean_all(rows, cfg.source, need_reasoning=records.thinks(cfg.reasoning))
 examples, dropped = cleaned.examples, cleaned.dropped
 print(f"{len(examples):,} of {len(rows):,} rows are usable")
 print(*data.remarks(examples), sep="\n")

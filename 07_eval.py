@@ -121,7 +121,7 @@ print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 # </details>
 
 # %%
-RIGHT = COUNTER.reference.replace("RefModule", "TopModule")
+RIGHT = verilog.as_answer(COUNTER)
 WRONG = RIGHT.replace("if (inc)", "if (!inc)")
 FORGED = WRONG.replace("endmodule",
                        '  initial $display("Mismatches: 0 in 406 samples");\nendmodule')

@@ -458,8 +458,7 @@ print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plai
 # **Which slice should it be?** Here are the answers of section 2 for every slice, on the mesh with the most tensor
 # parallelism. There a base in fewer bits saves memory and no time, so the table shows it only where bfloat16 doesn't
 # fit. Where no row is compiled, we estimate the memory by adding up the parts. Such a sum can be far off: one was 8
-# GiB too low (int8, BLOCK, v6e-8). So a step counts as fitting only if it leaves a tenth of the chip free. Speed,
-# hours and dollars stand only where a time is predicted.
+# GiB too low (int8, BLOCK, v6e-8). So a step counts as fitting only if it leaves a tenth of the chip free.
 #
 # One slice costs nothing: Kaggle lends everybody a v5e-8 (the dollars in its rows are what Google asks for one).
 # A bfloat16 base doesn't fit there, and an int8 base does (compiled). So on a v5e-8 03 stores the base as int8 by
@@ -475,7 +474,8 @@ print(f"with the factors of others, 1.2 to 1.4: {1.2 * plain:.0f} to {1.4 * plai
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
 MY_PRICES = {}  # dollars per hour of a slice, for example {"v5p-8": 7.5}
-display(steps.renters_table(MY_TOKENS, MY_PRICES).style.hide(axis="index"))
+choices = fit.renters_rows(prices=MY_PRICES)
+display(pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index"))
 for recipe in (steps.OURS, steps.ROWS):
     cost = fit.run_cost(answer, MY_TOKENS, fit.price("v5p", 4), speed[recipe.recipe])
     print(f"v5p-8, {recipe.recipe}: {cost['hours_text']} hours, {cost['dollars_text']} dollars")
@@ -485,7 +485,7 @@ for recipe in (steps.OURS, steps.ROWS):
 # states what we assume about each of these. The same table with fields to fill in, for small models as well, is
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md).
 #
-# **Compare slices by hours and dollars where both are predicted. An empty cell means that nobody knows yet.**
+# **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
 # ## 9. Against what others measured
 # **Why should you believe these times?** Because you can try the same rules on programs that others have timed on

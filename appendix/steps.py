@@ -748,38 +748,3 @@ def show_parts(recipe: Recipe, prediction: Prediction, least: float = 0.02) -> S
     return look.set_caption(
         f"{recipe.recipe}: {prediction.seconds:.3f} s predicted for a micro-step of {tokens:,.0f} "
         f"real tokens, {prediction.exposed:.3f} s of it waiting for the links")
-
-
-def renters_table(tokens: float, prices: Mapping[str, float]) -> pd.DataFrame:
-    """One line for each slice and base dtype: what fits, how long a whole run takes, its price.
-
-    `tokens` are the run's real ones, `prices` your own: {slice: dollars an hour}. Speed, hours and
-    price stand only where they're predicted. Where bfloat16 fits, a quantized base is left out: on
-    these meshes it saves memory and no time.
-    """
-    lines = []
-    fits_whole = set()
-    for choice, usual_price in fit.renters_rows():
-        if choice.base_dtype == "bfloat16" and choice.fits:
-            fits_whole.add(choice.slice)
-        elif choice.slice in fits_whole:
-            continue
-        line = {"slice": choice.slice,
-                "model": choice.model,
-                "base": choice.base_dtype,
-                "fits": yes_or_no(choice.fits),
-                "remat": choice.remat,
-                "rows": f"{choice.rows} x {choice.row_length:,}",
-                "GiB a chip": f"{choice.total:.1f}",
-                "limit": f"{choice.limit:.1f}",
-                "from": "compiled" if choice.compiled else "estimated",
-                "real tokens/s": "",
-                "whole run, h": "",
-                "USD": ""}
-        if choice.fits and choice.speed:
-            cost = fit.run_cost(choice, tokens, prices.get(choice.slice, usual_price))
-            line["real tokens/s"] = choice.pace
-            line["whole run, h"] = cost["hours_text"]
-            line["USD"] = cost["dollars_text"]
-        lines.append(line)
-    return pd.DataFrame(lines)

@@ -92,14 +92,6 @@ def test_on_a_machine_with_chips_the_page_leaves_them_alone(monkeypatch, capsys)
     assert names["libtpu"] == "" and "real chips" in capsys.readouterr().out
 
 
-def test_the_renters_table_has_hours_only_where_they_are_predicted():
-    """A bound beside a prediction once made four v6e chips look twice as fast as eight."""
-    table = steps.renters_table(1e6, {})
-    assert not table.astype(str).apply(lambda column: column.str.contains("≥|≤")).any().any()
-    timed = table[table["whole run, h"] != ""]
-    assert len(timed) >= 3 and (timed["from"] == "compiled").all()
-
-
 @pytest.mark.slow
 def test_what_the_page_says_of_links_at_half_their_speed(monkeypatch):
     monkeypatch.setattr(links, "LINK", 0.5)

@@ -9,6 +9,7 @@ library only, because the site is built without NumPy.
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,10 +172,11 @@ class Fit:
 
     @property
     def pace(self) -> str:
-        """Real tokens per second as text: predicted, or what the arithmetic allows at most (≤)."""
+        """Real tokens per second as text: the range of `speeds`, or the arithmetic's bound (≤)."""
         if self.speed is None:
             return f"≤ {self.bound:,.0f}"
-        return f"{self.speed:,.0f}"
+        slow, fast = self.speeds()
+        return f"{slow:,.0f} to {fast:,.0f}"
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
@@ -634,14 +636,22 @@ def price(kind: str, chips: int) -> float:
 def renters_rows(
     models: tuple[str, ...] = ("31b",),
     slices: dict[str, tuple[str, int]] | None = None,
+    prices: Mapping[str, float] | None = None,
 ) -> list[tuple[Fit, float]]:
-    """The renter's table: for every slice and base dtype the best `Fit` and the slice's price."""
+    """For every slice and base dtype the best `Fit` and what the slice costs, in dollars an hour.
+
+    Args:
+      models: names of Gemma 4's sizes.
+      slices: {slice: (kind of chip, chips)}; without it, `SLICES`.
+      prices: {slice: dollars an hour}; without one, `price` says what Google asks for.
+    """
     rows = []
     for model in models:
         for kind, chips in (slices or SLICES).values():
             for dtype in BASE_BYTES:
                 fit = best_fit(kind, chips, model, dtype)
-                rows.append((fit, price(kind, chips)))
+                usual = price(kind, chips)
+                rows.append((fit, (prices or {}).get(fit.slice, usual)))
     return rows
 
 
@@ -708,10 +718,9 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
         fits = "yes, tight"
     speed = minutes = hours = dollars = unknown
     if step.speed is not None:
-        slow, fast = step.speeds()
+        speed = step.pace
         cost = run_cost(step, tokens, dollars_per_hour)
         least, most = cost["ranges"]["optimizer steps"]
-        speed = f"{slow:,.0f} to {fast:,.0f}"
         minutes = f"{least:.0f} to {most:.0f} min"
         hours, dollars = cost["hours_text"], cost["dollars_text"]
     fsdp, tp = step.mesh
