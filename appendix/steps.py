@@ -38,7 +38,7 @@ from helpers import gemma, programs, quantized, train
 from helpers.run import phase, write_text
 from tables import architecture
 from tables.hardware import SLICES
-from tpu_time import clock, compiler, fit, links, report, tape
+from tpu_time import clock, compiler, links, report, tape
 from tpu_time.clock import Prediction
 
 FOLDER = Path("data/dryrun")
