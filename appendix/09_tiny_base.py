@@ -17,7 +17,7 @@
 #
 # The series needs a base model that runs without a TPU, so let's make one: a corpus, a tokenizer and
 # 3.65 million weights, trained with the same Tunix class as the 31B. Public code has bugs, so our corpus has
-# them, too: two modules in five. On the way you'll see Gemma 4's architecture in 36 lines, and watch what the
+# them, too: three modules in five. On the way you'll see Gemma 4's architecture in 36 lines, and watch what the
 # model writes as it learns.
 #
 # | | |
@@ -112,7 +112,7 @@ pd.DataFrame({"family": [d.family for d in examples],
              ).style.hide(axis="index").set_table_styles(words)
 
 # %% [markdown]
-# ### Code as it is: two modules in five have a bug
+# ### Code as it is: three modules in five have a bug
 # Public code is often wrong, and it rarely says so: the comment promises one thing and the module does
 # another. Our corpus should be like that. So in a share of the modules (`BUG_SHARE`) we change one line after
 # the specification has been written. **Which line is wrong here?**
