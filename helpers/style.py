@@ -351,3 +351,18 @@ def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = 
         question = html.escape(asked)
         page = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{question}</i></p>{page}"
     display(HTML(page))
+
+
+def show_stops(texts: dict[int, str], verdicts: dict[int, Any], wrong: Iterable[str] = ()) -> None:
+    """Show the answers of a model at several stops of its training, each different one once.
+
+    Args:
+      texts: {steps done: the answer}.
+      verdicts: {steps done: a verdict with `passed`}.
+      wrong: words to underline in red.
+    """
+    shown: dict[str, str] = {}
+    for steps, text in texts.items():
+        if text not in shown.values():
+            shown[f"{steps} steps: {'passes' if verdicts[steps].passed else 'fails'}"] = text
+    side_by_side(shown, wrong=wrong)
