@@ -79,8 +79,8 @@ import verilog
 from verilog.extraction import port_names
 
 # %% [markdown]
-# Now we load the tiny model, and the *tokenizer*, which cuts text into *tokens* (pieces of words). A *mesh* is JAX's list
-# of the devices that hold a model; here that's one CPU.
+# Now we load the model, and the *tokenizer*, which cuts text into *tokens* (pieces of words). A *mesh* is JAX's list of the
+# devices that hold a model; here that's one CPU.
 
 # %%
 BASE = "assets/tiny_gemma4"
@@ -161,16 +161,15 @@ print(f"{len(all_ids):,} examples, packed into {len(rows['tokens'])} rows of 512
 # %%
 ids, mask = min(fitting, key=lambda pair: len(pair[0]))
 pieces = [tokenizer.decode([number]) for number in ids]
-style.show_tokens(pieces, mask, "00_tokens",
-                  f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
+style.show_tokens(pieces, mask, "00_tokens")
 
 # %% [markdown]
 # **Everything is read; only the answer is trained.**
 #
 # ## 3. How does it learn? LoRA, in about two minutes
-# We leave the model's own weights alone: they're *frozen*. Next to each matrix of attention and MLP (the two halves of
-# each layer) we put two thin ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA.
-# `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's added.
+# The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put two
+# thin ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA. `rank` says how thin they
+# are, and the product is multiplied by `alpha / rank` before it's added.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -224,10 +223,8 @@ progress = helpers.Progress(STEPS, "step", every=20)  # a line every 20 seconds
 with mesh:
     for number in range(1, STEPS + 1):
         picked = order[(number - 1) * ROWS:number * ROWS]
-        # A step expects a list of pieces, and ours has one: [1 piece, 4 rows, 512 tokens].
-        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
-        adapters, optimizer_state, metrics = step(
-            adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
+        batch = train.batch_of(rows, picked, mesh)
+        adapters, optimizer_state, metrics = step(adapters, optimizer_state, frozen, batch)
         losses.append(float(metrics["loss"]))
         progress.update(note=f"loss {losses[-1]:.2f} nats a token")
         if number in SNAPSHOTS:
@@ -253,9 +250,9 @@ style.show_stops(counters, verdicts, wrong=named - {*port_names(exam.reference)}
 # **The form comes easily. What takes longest is getting every detail right.**
 #
 # ## 4. Is it right? Count
-# One counter could be luck, so we ask for all 38 modules again. The judge compiles each answer and simulates it next to a
-# correct module. The answer passes if no output ever differs. **Guess first: how many of the 38 does the base pass, and
-# how many does the tuned model pass?**
+# One counter could be luck, so we ask for all 38 modules again. The judge simulates each answer next to a correct module,
+# and the answer passes if no output ever differs. **Guess first: how many of the 38 does the base pass, and how many does
+# the tuned model pass?**
 
 # %%
 with helpers.phase(f"{len(requests)} answers of the tuned model"):
@@ -301,15 +298,13 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # %% [markdown]
 # **Expect good answers only to requests like the ones that it was trained on.**
 #
-# ## 6. Your turn: three experiments
+# ## 6. Your turn: two experiments
 # **Which choices mattered?** Note how many of the 38 pass now, and guess the next number: more or fewer? Then change the
-# line, and run its cell and all below it down to section 4 (about three minutes). Undo each change before the next one.
+# line, and run its cell and all below it down to section 4 (about three minutes).
 #
-# 1. Half the training: in section 3, `STEPS = 18`, `SNAPSHOTS = (5, 10, STEPS)`, and `decay_steps=STEPS` for the rate, so
-#    that it still falls to the end.
-# 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
-# 3. The wrong mask, which trains the requests, too. In section 2, replace the line `fitting = …` by this one. (The
-#    `False` is for an example's first token, which nothing of that example can predict.)
+# 1. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
+# 2. The wrong mask, which trains the requests, too. Undo the first change, and in section 2 replace the line `fitting = …`
+#    by this one. (The `False` is for an example's first token, which nothing of that example can predict.)
 #
 #    ```python
 #    fitting = [(ids, [False] + [True] * (len(ids) - 1)) for ids, _ in rendered if len(ids) <= 512]
@@ -317,23 +312,20 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # <details><summary>What to expect, and why</summary>
 #
-# 1. Fewer. The loss curve shows you how far the model had come halfway.
-# 2. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
-# 3. Fewer, but not none: the model now spends its few numbers on writing requests, too. The picture of the tokens is
+# 1. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
+# 2. Fewer, but not none: the model now spends its few numbers on writing requests, too. The picture of the tokens is
 #    nearly all blue. [02](02_data.ipynb), section 4, has stored such a comparison.
 #
 # A difference of two or three problems can be luck. [07](07_eval.ipynb) shows how to tell.
 #
 # </details>
 #
-# ## What you have seen
-# A base model that couldn't answer, two thin matrices next to each frozen one, 36 steps, and a model that does.
-#
+# ## Where next?
 # Could the base write Verilog all along? Yes, if you phrase the request as a comment above the module, the way Verilog
 # files do. But then it makes their mistakes, too. [07](07_eval.ipynb) measures what the tuning added to that.
 #
 # The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but haven't run on one yet
-# ([08](08_dryrun.ipynb)). Where next?
+# ([08](08_dryrun.ipynb)).
 #
 # - With your own chats: [own data](own_data.ipynb) needs only a file, on Colab or Kaggle.
 # - With a TPU: [01 · From nothing to a TPU machine that can run this](01_setup.ipynb).

@@ -84,6 +84,9 @@ E2B = replace(FULL, train_slice="v6e-1", serve_slice="v6e-1", checkpoint_gb=10.2
 TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates four devices on it
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
+# %% [markdown]
+# Any slice passes on which 03's training step is known to fit, and the tiny model needs no accelerator at all.
+
 # %%
 slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
 results, facts = checks.look(cfg.checkpoint_gb, slices)
@@ -91,13 +94,12 @@ rows = [(name, "✓" if fine else "✗", text) for name, (fine, text) in results
 style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 
 # %% [markdown]
-# **If every row has a ✓, this machine will do. A row with a ✗ tells you how to fix it.** (Any machine passes on which
-# 03's training step is known to fit. The tiny model needs no accelerator, so that row always has a ✓.)
+# **If every row has a ✓, this machine will do. A row with a ✗ tells you how to fix it.**
 #
 # ## 2. Which machine does the 31B need?
-# Four words first. You pay by the **chip**. A **slice** is a group of chips that are wired together, so that they can
-# share one model. A **host** is the virtual machine that your program runs on; it drives up to eight chips. Each chip has
-# its own memory, **HBM**, and whatever a training step touches has to fit there.
+# You pay by the **chip**. A **slice** is a group of chips that are wired together, so that they can share one model. A
+# **host** is the virtual machine that your program runs on; it drives up to eight chips. Each chip has its own memory,
+# **HBM**, and whatever a training step touches has to fit there.
 #
 # **The 31B's weights take up 62.5 GB. A program can use 95.7 GiB of a v5p chip's HBM, and 31.25 GiB of a v6e chip's. How
 # many chips of each kind hold the weights? And does that leave room to train?** (A GB is 10⁹ bytes, a GiB 2³⁰.)

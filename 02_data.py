@@ -60,7 +60,6 @@ helpers.machine()
 # %%
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -137,13 +136,12 @@ style.words(pd.DataFrame({"form": [data.form_of(row) for row in FORMS],
                           "understood as": [data.understood(row) for row in FORMS]}))
 
 # %% [markdown]
-# The first four mean the same. The fifth has CodeV-R1's columns, `prompt` and `response`, whose answer has to hold one
-# fenced Verilog module (a *fence* is a line of three backticks, before and after it). If your answers are plain text,
-# rename `response` to `completion`. The sixth has no answer to learn.
+# The first four do. The fifth has CodeV-R1's columns, whose answer has to hold one fenced Verilog module (a *fence* is a
+# line of three backticks, before and after it). If your answers are plain text, rename `response` to `completion`. The
+# sixth has no answer to learn. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file)
+# has all the rules.
 #
-# A chat that brings its own system message keeps it, and all others get `cfg.system`.
-# [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file) has all the rules. Train the
-# E2B on your rows, not the tiny model: its tokenizer knows little but Verilog, so most chats get too long for it.
+# Train the E2B on your rows, not the tiny model: its tokenizer knows little but Verilog, so most chats get too long.
 #
 # **Any chat that ends with an answer can be trained on.**
 #
@@ -229,8 +227,7 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]
 running = data.running_example(chats)
 ids, mask = chat.render(tokenizer, running)
-style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter",
-                  f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
+style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter")
 
 # %% [markdown]
 # Blue tokens are trained, and gray ones are only read. Are these ids right? 05 compares them with those that the server
@@ -307,10 +304,10 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # <details><summary>Answer</summary>
 #
-# Look at the words that only one of the two prompts has. If they're little more than a width or a name, it's nearly a
-# leak. If they name another task, the two share only phrases. The tiny set has a lot of both, because one program wrote
-# the rows and the exam. So a tiny model that passes has learned these 38 kinds of modules, and we can't say more. In real
-# data it would be an alarm. CodeV-R1's authors did remove rows close to verilog-eval.
+# Look at the words that only one of the two has. If they're little more than a width or a name, it's nearly a leak. If they
+# name another task, the two share only phrases. The tiny set has a lot of both, because one program wrote the rows and
+# the exam. So a tiny model that passes has learned these 38 kinds of modules, and we can't say more. In real data it would
+# be an alarm. CodeV-R1's authors did remove rows close to verilog-eval.
 #
 # </details>
 #
@@ -361,16 +358,15 @@ arrays = packing.pack_parts(parts, all_ids, all_masks, cfg.sequence_length, cfg.
 facts = packing.facts_of(arrays, {name: len(part) for name, part in parts.items()})
 print(f"{facts['train_examples']:,} examples in {facts['train_rows']:,} rows of "
       f"{cfg.sequence_length:,}: {facts['examples_per_row']:.1f} per row")
-ten = parts["train"][:10]
-packed_and_not = pictures.draw_packing(
-    arrays["train"], [all_ids[i] for i in ten], [all_masks[i] for i in ten])
-style.finish(packed_and_not, "02_packed", "ten rows of this dataset, computed above")
+ten = [(all_ids[place], all_masks[place]) for place in parts["train"][:10]]
+style.finish(pictures.draw_packing(arrays["train"], *zip(*ten)), "02_packed",
+             "ten rows of this dataset, computed above")
 style.fold_source("fill_rows: best fit", packing.fill_rows)
 
 # %% [markdown]
-# Within a row each color is an example. A padding token costs almost as much as a real one, so a row that's twice as full
-# trains twice as much text for nearly the same work. With CodeV-R1's published lengths, packed rows of 4,096 are at least
-# 95% full; with one example in each, rows of 3,072 would be 30% full (`tests/test_data.py`).
+# A padding token costs almost as much as a real one, so a row that's twice as full trains twice as much text for nearly
+# the same work. With CodeV-R1's published lengths, packed rows of 4,096 are at least 95% full; with one example in each,
+# rows of 3,072 would be 30% full (`tests/test_data.py`).
 #
 # **Packing is the cheapest speed-up in this series.**
 #
@@ -378,11 +374,8 @@ style.fold_source("fill_rows: best fit", packing.fill_rows)
 # (`samples.json`), the settings that later pages have to agree with, and a hash of each file (`meta.json`).
 
 # %%
-meta = asdict(cfg) | facts | {
-    "size": helpers.size(), "rows_in": len(rows), "rows_kept": len(kept), "dropped": dict(dropped),
-    "template_sha256": chat.template_sha256(tokenizer), "tokenizer": cfg.base,
-    "base_model": Path(cfg.base).name if Path(cfg.base).is_dir() else cfg.base,
-    "base_path": cfg.base}
+meta = asdict(cfg) | facts | chat.identity(tokenizer, cfg.base) | {
+    "size": helpers.size(), "rows_in": len(rows), "rows_kept": len(kept), "dropped": dict(dropped)}
 samples = data.pick_samples(examples, chats, lengths, parts["val"])
 packing.save_data(helpers.run_dir("data"), arrays, samples, meta)
 print(f"wrote {helpers.run_dir('data')}")
@@ -446,8 +439,8 @@ print(f"wrote {helpers.run_dir('data')}")
 # ```
 #
 # Worst fit is worse. It spreads the free places over all rows, until no gap is large enough for a long example. The tiny
-# examples are too much alike to show more than a small difference, but with lengths like CodeV-R1's, in rows of 2,048,
-# worst fit fills 88% and best fit 96%.
+# examples are much alike, so the difference is small. With lengths like CodeV-R1's, in rows of 2,048, worst fit fills 88%
+# and best fit 96%.
 #
 # </details>
 #

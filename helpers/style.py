@@ -193,12 +193,13 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
       pieces: the text of each token.
       mask: True where a token is trained.
       name: of the figure's file.
-      title: above the figure.
+      title: above the figure; without one, how many tokens are read and how many trained.
     """
     fig, ax = figure(7.74, 1)
     lines = draw_tokens(ax, pieces, mask, mask)
     fig.set_figheight(0.165 * lines + 0.95)
-    ax.set_title(title)
+    counted = f"{len(pieces)} tokens are read, {sum(mask)} of them are trained"
+    ax.set_title(title or counted)
 
     _, gray, _ = TOKEN_LOOK[False, False]
     _, blue, _ = TOKEN_LOOK[True, True]
