@@ -32,7 +32,7 @@
 # This is the whole series. This page makes the stops with a blue border: up to the *adapters* (the small matrices that we
 # train), then straight to the judge.
 #
-# ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
+# ![A chat becomes token ids with a mask, then part of a packed row; LoRA trains A and B, a merge adds them to the weights, a server answers, and a judge simulates](../assets/figures/road.svg)
 
 # %% [markdown]
 # ## Before we start
@@ -59,9 +59,8 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What does the base model say?
-# The tiny Gemma 4 has the same kinds of layers as the 31B's language model. It has read Verilog files that a program of
-# ours wrote, many of them with a bug, because public code has bugs, too ([09](09_tiny_base.ipynb)). But nobody has taught
-# it to answer.
+# The tiny Gemma 4 has read Verilog files that a program of ours wrote, many of them with a bug, because public code has
+# bugs, too ([09](09_tiny_base.ipynb)). But nobody has taught it to answer.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. (`optax` is its `torch.optim`,
 # and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in ten minutes](14_jax.ipynb) and
@@ -155,8 +154,8 @@ rows = packing.pack_arrays(all_ids, all_masks, 512, seed=0)
 print(f"{len(all_ids):,} examples, packed into {len(rows['tokens'])} rows of 512 tokens")
 
 # %% [markdown]
-# What does the model see of an example? Here's the shortest one. `·` is a space, `↵` is a line break, and `thought`
-# belongs to an empty thinking block that [02](02_data.ipynb) explains.
+# What does the model see of an example? Here's the shortest one. (`·` is a space, `↵` a line break, and `thought` belongs to
+# an empty thinking block that [02](02_data.ipynb) explains.)
 
 # %%
 ids, mask = min(fitting, key=lambda pair: len(pair[0]))
@@ -191,7 +190,7 @@ trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
 
 # %% [markdown]
-# We'd like to see it happen, so we ask for the counter at four stops on the way.
+# We'd like to see it happen, so we ask for the counter at four stops.
 
 # %%
 SNAPSHOTS = (5, 10, 20, STEPS)
@@ -321,8 +320,8 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # </details>
 #
 # ## Where next?
-# Could the base write Verilog all along? Yes, if you phrase the request as a comment above the module, the way Verilog
-# files do. But then it makes their mistakes, too. [07](07_eval.ipynb) measures what the tuning added to that.
+# Could the base write Verilog all along? Yes, if you phrase the request as a comment above the module. But then it makes
+# the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
 #
 # The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but haven't run on one yet
 # ([08](08_dryrun.ipynb)).

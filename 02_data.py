@@ -102,7 +102,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # CC BY-SA 4.0): specifications of hardware modules, with a reasoning model's answers, kept only if their Verilog can be
 # turned into a circuit. The tiny set has the same columns, but a program wrote it, and broke a few rows on purpose.
 #
-# Our running example is an up-down counter. 07's benchmark asks for one, so here's one of its siblings:
+# Our running example is an up-down counter. 07's benchmark asks for one, so this is one of its siblings:
 
 # %%
 everything = data.read_rows(cfg.source)
@@ -230,8 +230,8 @@ ids, mask = chat.render(tokenizer, running)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter")
 
 # %% [markdown]
-# Blue tokens are trained, and gray ones are only read. Are these ids right? 05 compares them with those that the server
-# computes, and a test with those that transformers computes.
+# Are these ids right? 05 compares them with those that the server computes, and a test with those that transformers
+# computes.
 #
 # <details><summary>And in a chat with several answers, or with tools?</summary>
 #
@@ -267,7 +267,7 @@ style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
 style.fold_source("published_row: how the recipe counts", late_mask.published_row)
 
 # %% [markdown]
-# What do six tokens matter? We trained the tiny base three times, with the same rows, steps and seed: once on the
+# Do six tokens matter? We trained the tiny base three times, with the same rows, steps and seed: once on the
 # answer, once on the prompt as well, and once six tokens late. Then 07's judge, a simulator, counted the answers that
 # pass. **Which mask does worst, and does its loss give it away?** (The *loss* says how surprised the model is by the
 # right tokens. Lower is better.)
@@ -346,12 +346,12 @@ pd.Series(table, name="rows").map("{:,}".format).to_frame()
 # **Drop what's too long, never cut it, and hold out by prompt.**
 #
 # ## 7. Packing, and what 03 gets
-# **How do several examples share a row without seeing each other?** A row has four arrays. `tokens` and `loss_mask` you
-# know. `segment_ids` number its examples 1, 2, 3 …, with 0 for padding, and `positions` start again at 0 in each example.
-# 03 makes the attention mask from the segment ids, so no example sees its neighbor.
+# **How do several examples share a row without seeing each other?** Besides `tokens` and `loss_mask`, a row has two more
+# arrays. `segment_ids` number its examples 1, 2, 3 …, with 0 for padding, and `positions` start again at 0 in each one. 03
+# makes the attention mask from the segment ids, so no example sees its neighbor.
 #
-# Which example goes where? `fill_rows` takes them in random order and puts each one into the fullest row that still has
-# room for it. That's called *best fit*. **How full were the rows without it?**
+# Which example goes where? We take them in random order and put each one into the fullest row that still has room for
+# it. That's called *best fit*. **How full would the rows be with one example in each?** (A color is an example.)
 
 # %%
 arrays = packing.pack_parts(parts, all_ids, all_masks, cfg.sequence_length, cfg.seed)
