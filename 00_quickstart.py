@@ -15,11 +15,10 @@
 #
 # # 00 · Three minutes: ask, fine-tune, ask again
 #
-# **Here's a model that has read a lot of Verilog and still can't answer a single request for it. Can it
-# learn to?** You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and
-# the training step are the same code as for the 31B (Gemma 4 with 31 billion weights). *Verilog* is a language that
-# describes digital circuits, and *Icarus Verilog* is a program that simulates them, so nobody has to guess whether
-# an answer is right.
+# **Here's a model that has read a lot of Verilog and still can't answer a single request for it. Can it learn to?** You'll
+# watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and the training step are the
+# same code as for the 31B. *Verilog* is a language that describes digital circuits, and *Icarus Verilog* is a program
+# that simulates them, so nobody has to guess whether an answer is right.
 #
 # | | |
 # |---|---|
@@ -28,13 +27,12 @@
 # | **Writes** | nothing that another notebook needs |
 # | **Time and cost** | 3 to 5 minutes to install, once; then about three minutes; free |
 #
-# Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart
-# the session once.
+# Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart the session once.
 #
-# This is the whole series. Under each arrow stands what one page hands to the next. This page makes the stops with a
-# blue border: up to the *adapters* (the small matrices that we train), then straight to the judge.
+# This is the whole series. This page makes the stops with a blue border: up to the *adapters* (the small matrices that we
+# train), then straight to the judge.
 #
-# ![A chat becomes token ids with a mask, several of them a packed row; LoRA trains A and B on a mesh, a merge adds them to the weights, a server answers, and a judge simulates the answers](../assets/figures/road.svg)
+# ![A chat becomes token ids with a mask, then part of a packed row; LoRA trains A and B, a merge adds them to the weights, a server answers, and a judge simulates](../assets/figures/road.svg)
 
 # %% [markdown]
 # ## Before we start
@@ -61,14 +59,12 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What does the base model say?
-# The tiny Gemma 4 has the same kinds of layers as the 31B's language model, and its files have the same
-# format. It has read Verilog files that a program of ours wrote, with a bug in two modules of five, because public code
-# has bugs, too ([09](09_tiny_base.ipynb) shows how it was made). But nobody has taught it to answer.
+# The tiny Gemma 4 has read Verilog files that a program of ours wrote, many of them with a bug, because public code has
+# bugs, too ([09](09_tiny_base.ipynb)). But nobody has taught it to answer.
 #
-# The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. If you know
-# PyTorch, `optax` is its `torch.optim`, and `nnx` its `torch.nn`. A *mesh* is JAX's list of the devices
-# that hold a model; here that's one CPU. You don't have to follow every line yet, because
-# [14 · JAX in ten minutes](14_jax.ipynb) and [03](03_train.ipynb) explain them.
+# The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. (`optax` is its `torch.optim`,
+# and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in ten minutes](14_jax.ipynb) and
+# [03](03_train.ipynb) explain them.
 
 # %%
 import jax
@@ -82,7 +78,8 @@ import verilog
 from verilog.extraction import port_names
 
 # %% [markdown]
-# Now we load the tiny model, and the *tokenizer*, which cuts text into *tokens* (pieces of words).
+# Now we load the model, and the *tokenizer*, which cuts text into *tokens* (pieces of words). A *mesh* is JAX's list of the
+# devices that hold a model; here that's one CPU.
 
 # %%
 BASE = "assets/tiny_gemma4"
@@ -96,8 +93,8 @@ base = gemma.load_base(BASE, config, mesh)
 print(f"{sum(array.size for array in jax.tree.leaves(nnx.state(base))):,} parameters")
 
 # %% [markdown]
-# `answer` puts each request into the model's *chat template*, the form in which it expects a
-# conversation, and decodes *greedily*, which means that it always takes the likeliest next token.
+# `answer` puts each request into the model's *chat template*, the form in which it expects a conversation, and decodes
+# *greedily*: it always takes the likeliest next token.
 
 
 # %%
@@ -109,11 +106,9 @@ def answer(model, requests):
 
 
 # %% [markdown]
-# We ask for the 38 modules (circuits with named ports) of a small benchmark. The training examples ask for the same 38
-# kinds of modules. The names and widths occur there, too, but no training request equals one of the 38. One of the 38
-# is an up-down counter, and it'll follow you through the series. It's a close relative of what we train on: training
-# requests want the same counter with another width, and with other names for the module and its output. (Among all
-# 4,000 rows of [02](02_data.ipynb) there's one that differs in nothing but the width.)
+# We ask for the 38 modules (circuits with named ports) of a small benchmark. One of them is an up-down counter, which will
+# follow you through the series. No training request equals one of the 38, but some come close: they want the same
+# counter with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close.)
 
 # %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
@@ -124,18 +119,8 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# **A single period. That isn't an answer, so what is it?**
-#
-# <details><summary>Answer</summary>
-#
-# A continuation. The base has only ever learned which token comes next, so it goes on with the request
-# as if it were a file, and here the likeliest next token is a period.
-#
-# </details>
-#
-# **A base model doesn't answer. It continues.**
-#
-# What should it have written? Here's a counter that's right, and what its lines mean:
+# That isn't an answer. It's a continuation: the base has only ever learned which token comes next, so it goes on with the
+# request as if it were a file. What should it have written?
 #
 # ```verilog
 # module TopModule (                     // a circuit with this name and these ports:
@@ -149,57 +134,41 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 # endmodule
 # ```
 #
-# Circuits without a clock often use `assign y = …` instead, which connects `y` for good. `&`, `|` and `~` are AND, OR and NOT,
-# bit by bit, and `s ? a : b` is `a` if `s` is 1 and `b` if it isn't.
+# Circuits without a clock often use `assign y = …` instead, which connects `y` for good. `&`, `|` and `~` are AND, OR and
+# NOT, bit by bit, and `s ? a : b` is `a` if `s` is 1 and `b` if it isn't.
+#
+# **A base model doesn't answer. It continues.**
 #
 # ## 2. What does it learn from?
-# From examples: each line of `data/tiny` is a request and a good answer. The model reads both, but it's trained only on
-# the answer. The *loss mask* marks these tokens. Padding costs work and teaches nothing, so we *pack* several examples
-# into each row of 512 tokens.
-#
-# **Why don't we train on the request, too?**
-#
-# <details><summary>Answer</summary>
-#
-# Because then it would also learn to write requests, and it has few numbers to learn with. (Experiment 3 below tries it.)
-# [02](02_data.ipynb) shows what a mask in the wrong place does.
-#
-# </details>
+# **Which tokens should it learn?** Each example in `data/tiny` is a request and a good answer. The model reads both, but
+# if we trained on the request, too, it would learn to write requests. So a *loss mask* marks the answer's tokens. Padding
+# costs work and teaches nothing, so we *pack* several examples into each row of 512 tokens.
 
 # %%
-chats = []
-for row in data.read_rows("data/tiny")[:1_500]:
-    example, problem = data.clean(row)  # a problem says why a row can't be used
-    if not problem:
-        chats.append(data.as_messages(example, SYSTEM))
+examples = data.clean_all(data.read_rows("data/tiny")[:1_500], "data/tiny").examples
+chats = [data.as_messages(example, SYSTEM) for example in examples]
 rendered = chat.render_chats(tokenizer, chats)  # of each chat: its token ids and its loss mask
-
-# %% [markdown]
-# A row has room for 512 tokens, so longer examples are left out, and the others are packed.
-
-# %%
 fitting = [(ids, mask) for ids, mask in rendered if len(ids) <= 512]
 all_ids, all_masks = zip(*fitting)
 rows = packing.pack_arrays(all_ids, all_masks, 512, seed=0)
 print(f"{len(all_ids):,} examples, packed into {len(rows['tokens'])} rows of 512 tokens")
 
 # %% [markdown]
-# What does the model see of an example? Here's the shortest one, with the trained tokens in blue. `·` is a space, `↵`
-# is a line break, and `thought` belongs to an empty thinking block that [02](02_data.ipynb) explains.
+# What does the model see of an example? Here's the shortest one. (`·` is a space, `↵` a line break, and `thought` belongs to
+# an empty thinking block that [02](02_data.ipynb) explains.)
 
 # %%
 ids, mask = min(fitting, key=lambda pair: len(pair[0]))
 pieces = [tokenizer.decode([number]) for number in ids]
-style.show_tokens(pieces, mask, "00_tokens",
-                  f"{len(ids)} tokens are read, {sum(mask)} of them are trained")
+style.show_tokens(pieces, mask, "00_tokens")
 
 # %% [markdown]
 # **Everything is read; only the answer is trained.**
 #
 # ## 3. How does it learn? LoRA, in about two minutes
-# We leave the model's own weights alone: they're *frozen*. Next to each matrix of attention and MLP (the two halves of
-# each layer) we put two thin ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA.
-# `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's added.
+# The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put two
+# thin ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA. `rank` says how thin they
+# are, and the product is multiplied by `alpha / rank` before it's added.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -209,8 +178,8 @@ rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_step
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 
 # %% [markdown]
-# The whole optimizer step becomes one compiled program. It has to know beforehand how many tokens of a row are trained
-# at most, because a compiled program's arrays can't change their size.
+# The whole optimizer step becomes one compiled program. Its arrays can't change their size, so it has to know how many
+# tokens of a row are trained at most.
 
 # %%
 state, frozen = train.start(tuned, optimizer, mesh)  # state: A, B and what the optimizer remembers
@@ -221,7 +190,7 @@ trainable = sum(array.size for array in jax.tree.leaves(state.adapters))
 print(f"{trainable:,} numbers to train, in {len(gemma.adapted_modules(tuned))} pairs of A and B")
 
 # %% [markdown]
-# We'd like to see it happen, so we ask for the counter four times: at three stops on the way, and at the end.
+# We'd like to see it happen, so we ask for the counter at four stops.
 
 # %%
 SNAPSHOTS = (5, 10, 20, STEPS)
@@ -236,15 +205,13 @@ def snapshot(steps_done, adapters):
 
 
 # %% [markdown]
-# Now the loop. Each step picks four rows, computes the gradient and changes A and B a little. The number
-# that falls is the *loss*: the usual cross-entropy with natural logarithms (its unit is the *nat*), averaged over the
-# trained tokens. No row is used twice.
-#
-# **What would the loss be if the model guessed blindly among its 1,280 tokens?**
+# Now the loop. Each step picks four new rows, computes the gradient and changes A and B a little. The number that falls is
+# the *loss*: cross-entropy with natural logarithms (its unit is the *nat*), averaged over the trained tokens. **What would
+# it be if the model guessed blindly among its 1,280 tokens?**
 #
 # <details><summary>Answer</summary>
 #
-# ln 1280 = 7.2. The first step starts far lower, because the base already knows what Verilog looks like.
+# ln 1280 = 7.2. The first step starts lower, because the base already knows what Verilog looks like.
 #
 # </details>
 
@@ -255,49 +222,36 @@ progress = helpers.Progress(STEPS, "step", every=20)  # a line every 20 seconds
 with mesh:
     for number in range(1, STEPS + 1):
         picked = order[(number - 1) * ROWS:number * ROWS]
-        # A step expects a list of pieces, and ours has one: [1 piece, 4 rows, 512 tokens].
-        batch = train.Batch(**{name: array[None, picked] for name, array in rows.items()})
-        adapters, optimizer_state, metrics = step(
-            adapters, optimizer_state, frozen, train.to_mesh(batch, mesh))
+        batch = train.batch_of(rows, picked, mesh)
+        adapters, optimizer_state, metrics = step(adapters, optimizer_state, frozen, batch)
         losses.append(float(metrics["loss"]))
         progress.update(note=f"loss {losses[-1]:.2f} nats a token")
         if number in SNAPSHOTS:
             snapshot(number, adapters)
 
 # %% [markdown]
-# A falling loss doesn't tell you much by itself. So let's have notebook 07's judge look at the counter of each stop,
-# and mark its verdicts on the curve.
+# A falling loss doesn't tell you much by itself. So 07's judge marks its verdict on the counter of each stop. Below are the
+# answers, each different one once, with port names that nobody asked for underlined in red.
 
 # %%
 exam = problems[requests.index(counter)]
 codes = [verilog.extract_code(text)[0] for text in counters.values()]  # None: no module
-verdicts = verilog.judge_many([(exam, code) for code in codes])
-style.loss_with_verdicts(losses, dict(zip(counters, verdicts)), config.num_embed, "00_loss",
+verdicts = dict(zip(counters, verilog.judge_many([(exam, code) for code in codes])))
+style.loss_with_verdicts(losses, verdicts, config.num_embed, "00_loss",
                          "tiny, two CPU cores, seed 0")
+named = {name for text in counters.values() for name in port_names(text)}
+style.show_stops(counters, verdicts, wrong=named - {*port_names(exam.reference)})
 
 # %% [markdown]
-# And here are the answers themselves. Port names that nobody asked for are underlined in red, and an answer
-# that you've already seen isn't shown again.
-
-# %%
-shown, wrong = {}, set()
-for (number, text), verdict in zip(counters.items(), verdicts):
-    wrong.update(name for name in port_names(text) if name not in port_names(exam.reference))
-    if text not in shown.values():
-        shown[f"{number} steps: {'passes' if verdict.passed else 'fails'}"] = text
-style.side_by_side(shown, wrong=wrong)
-
-# %% [markdown]
-# Read the columns from left to right. Lines that look like Verilog usually come early, and then the form of an
-# answer: a code fence (the three backticks), a module, a list of ports. What a simulator cares about usually takes
-# longest, because a single wrong name or number is enough to fail.
+# Usually the form of an answer comes early: a code fence (the three backticks), a module, a list of ports. What a
+# simulator cares about takes longest, because a single wrong name is enough to fail.
 #
 # **The form comes easily. What takes longest is getting every detail right.**
 #
 # ## 4. Is it right? Count
-# One counter could be luck, so we ask for all 38 modules again. The judge compiles each answer and simulates it beside
-# a correct module. The answer passes if no output ever differs. **Guess first: how many of the 38 does the base pass,
-# and how many does the tuned model pass?**
+# One counter could be luck, so we ask for all 38 modules again. The judge simulates each answer next to a correct module,
+# and the answer passes if no output ever differs. **Guess first: how many of the 38 does the base pass, and how many does
+# the tuned model pass?**
 
 # %%
 with helpers.phase(f"{len(requests)} answers of the tuned model"):
@@ -307,34 +261,29 @@ for name, texts in (("base", before), ("tuned", after)):
     modules = [verilog.extract_code(text)[0] for text in texts]
     judged[name] = verilog.judge_many(list(zip(problems, modules)))
 passed = {name: [verdict.passed for verdict in judged[name]] for name in judged}
-counts = {name: sum(passes) for name, passes in passed.items()}
-print(f"{counts['base']} of {len(problems)} before, {counts['tuned']} of {len(problems)} after")
-style.squares(passed, "00_squares",
-              f"From {counts['base']} to {counts['tuned']} of {len(problems)} problems: "
-              "a filled square passes")
+score = f"{sum(passed['base'])} of 38 before, {sum(passed['tuned'])} of 38 after"
+print(score)
+style.squares(passed, "00_squares", f"{score}: a filled square is a problem that passes")
 
 # %% [markdown]
 # What about the problems that don't pass? Here's one that the tuned model fails, next to a correct module. **Can you see
 # what's wrong?** (The key to Verilog is at the end of section 1.)
 
 # %%
-compiled = ("mismatch", "timeout", "runtime")  # such a failure has run, so it's worth reading
-failed = [number for number, passes in enumerate(passed["tuned"]) if not passes]
-failed.sort(key=lambda number: judged["tuned"][number].category not in compiled)
+readable = ("mismatch", "timeout", "runtime")  # such a failure has run, so it's worth reading
+failed = [number for number, verdict in enumerate(judged["tuned"]) if not verdict.passed]
+failed.sort(key=lambda number: judged["tuned"][number].category not in readable)
 for number in failed[:1]:
-    verdict = judged["tuned"][number]
-    style.side_by_side({f"tuned: {verdict.detail}": after[number],
+    style.side_by_side({f"tuned: {judged['tuned'][number].detail}": after[number],
                         "a correct module": problems[number].reference}, requests[number])
 
 # %% [markdown]
 # **An answer can look right and be wrong. That's why [07](07_eval.ipynb) simulates answers instead of reading them.**
 #
 # ## 5. What happens with your own request?
-# Change the text in the last line and run the cell again. This model is tiny, and it only knows small modules described
-# in plain words: gates, multiplexers, adders, counters, shift registers. So keep the form: an opening sentence, the
-# ports, and one sentence of behavior. Try another width or other names, or swap up and down. Nobody simulates this
-# answer, because the judge would need a correct module to compare it with. So read it yourself: does it have your ports
-# and your width?
+# **Does it do what you ask?** Change the last line and run the cell again: another width, other names, up and down swapped.
+# Keep the form of the request, because this model only knows small modules described like that. The judge has no correct
+# module to compare yours with, so read the answer: does it have your ports and your width?
 
 # %%
 def ask(request):
@@ -348,16 +297,13 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # %% [markdown]
 # **Expect good answers only to requests like the ones that it was trained on.**
 #
-# ## 6. Your turn: three experiments
-# Which choices mattered? Each experiment takes about three minutes, and section 4 prints how it went: `n of 38`. **Note
-# the n that you have now, and guess the next one: more or fewer?** Then change the line, and run its cell and all the
-# cells below it down to section 4. **Undo each change before the next one.**
+# ## 6. Your turn: two experiments
+# **Which choices mattered?** Note how many of the 38 pass now, and guess the next number: more or fewer? Then change the
+# line, and run its cell and all below it down to section 4 (about three minutes).
 #
-# 1. Half the training: in section 3, `STEPS = 18`, `SNAPSHOTS = (5, 10, STEPS)`, and `decay_steps=STEPS` for the rate,
-#    so that it still falls to the end.
-# 2. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
-# 3. The wrong mask, which trains the requests, too. In section 2, replace the line `fitting = …` by this one. (The
-#    `False` is for an example's first token, which nothing of that example can predict.)
+# 1. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
+# 2. The wrong mask, which trains the requests, too. Undo the first change, and in section 2 replace the line `fitting = …`
+#    by this one. (The `False` is for an example's first token, which nothing of that example can predict.)
 #
 #    ```python
 #    fitting = [(ids, [False] + [True] * (len(ids) - 1)) for ids, _ in rendered if len(ids) <= 512]
@@ -365,35 +311,21 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # <details><summary>What to expect, and why</summary>
 #
-# 1. Fewer. The loss curve shows you how far the model had come halfway.
-# 2. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
-# 3. Fewer, but not none, because the model spends its few numbers on writing requests, too. The picture of the tokens
-#    is nearly all blue now. [02](02_data.ipynb) has stored this comparison after 100 steps: 30 of 38 with the right
-#    mask and 27 with the requests trained (measured, one seed, greedy).
+# 1. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
+# 2. Fewer, but not none: the model now spends its few numbers on writing requests, too. The picture of the tokens is
+#    nearly all blue. [02](02_data.ipynb), section 4, has stored such a comparison.
 #
 # A difference of two or three problems can be luck. [07](07_eval.ipynb) shows how to tell.
 #
 # </details>
 #
-# **Guess before you run, and you'll remember what you learned.**
+# ## Where next?
+# Could the base write Verilog all along? Yes, if you phrase the request as a comment above the module. But then it makes
+# the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
 #
-# ## What you have seen
-# A base model that couldn't answer, two thin matrices next to each frozen one, 36 steps, and a model that does.
+# The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but haven't run on one yet
+# ([08](08_dryrun.ipynb)).
 #
-# | on this page | in full |
-# |---|---|
-# | your own chats | [own data](own_data.ipynb): bring a file, on Colab or Kaggle |
-# | rows, masks, packing | [02](02_data.ipynb) |
-# | LoRA, the step, the loop | [03](03_train.ipynb), after [14](14_jax.ipynb), JAX in ten minutes |
-# | the trained A and B | [04](04_merge.ipynb) merges them into a model that any engine loads |
-# | `ask` | [05](05_serve_vllm.ipynb) serves it with vLLM, [06](06_bench.ipynb) measures the server |
-# | 38 problems, one answer each | [07](07_eval.ipynb) does it with statistics, after a longer training |
-#
-# Could the base write Verilog all along? Yes, if you phrase the request the way Verilog files do, as a comment
-# above the module. But then it also makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures
-# what the tuning added to that.
-#
-# The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but
-# haven't run on one yet ([08](08_dryrun.ipynb)). If you'd like to use a TPU, go on with
-# [01 · From nothing to a TPU machine that can run this](01_setup.ipynb). If you stay on a CPU, go on with
-# [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb).
+# - With your own chats: [own data](own_data.ipynb) needs only a file, on Colab or Kaggle.
+# - With a TPU: [01 · From nothing to a TPU machine that can run this](01_setup.ipynb).
+# - On a CPU: [02 · From a Verilog dataset to packed, masked rows](02_data.ipynb).

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +95,22 @@ def template_sha256(tokenizer: Any) -> str:
     """SHA-256 of the chat template: another template is another training set."""
     template = tokenizer.get_chat_template()
     return hashlib.sha256(template.encode()).hexdigest()
+
+
+def identity(tokenizer: Any, base: str) -> dict[str, str]:
+    """What `meta.json` says of the model that rows are made for.
+
+    Args:
+      tokenizer: from `load_tokenizer`.
+      base: a directory, a name on the Hugging Face hub, or a gs:// address.
+    """
+    folder = Path(base)
+    return {
+        "template_sha256": template_sha256(tokenizer),
+        "tokenizer": base,
+        "base_model": folder.name if folder.is_dir() else base,
+        "base_path": base,
+    }
 
 
 # ── Text to ids ──

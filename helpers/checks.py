@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers.run import UserError, write_json
 from tables import hardware, stored
 
 Check = tuple[bool, str]
@@ -168,6 +170,42 @@ def look(checkpoint_gb: float, slices: Sequence[str]) -> tuple[dict[str, Check],
         "tmpdir_free_gb": round(free_gb, 1),
     }
     return checks, facts
+
+
+def save(path: Path, checks: dict[str, Check], facts: dict[str, Any]) -> None:
+    """Write `setup.json`, and only then stop if a check failed.
+
+    Args:
+      path: of the file.
+      checks: from `look`.
+      facts: what else the file keeps.
+
+    Raises:
+      UserError: lists what to fix.
+    """
+    kept = {name: {"fine": fine, "text": text} for name, (fine, text) in checks.items()}
+    write_json(path, {**facts, "python": platform.python_version(), "checks": kept})
+    wrong = [text for fine, text in checks.values() if not fine]
+    if wrong:
+        raise UserError("this machine is not ready.\n- " + "\n- ".join(wrong))
+    print(f"ready; wrote {path}")
+
+
+def show_rental(name: str) -> None:
+    """Print how each step's first command begins: check, create, run, delete. Nothing is run.
+
+    Args:
+      name: the slice to train the 31B on.
+    """
+    show_first_command("check")
+    piece = hardware.slice_of(name)
+    if not (piece.zones and piece.runtime):
+        print(f"tables/hardware.py doesn't say where and how a {piece.name} is rented")
+        return
+    zone = piece.zones.split()[0]
+    show_first_command("create", "gemma4-train", piece.name, zone, "3")
+    show_first_command("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
+    show_first_command("delete", "gemma4-train", zone)
 
 
 def show_first_command(*words: str) -> None:

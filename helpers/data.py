@@ -820,6 +820,14 @@ def in_short(messages: Sequence[Row], letters: int = 60) -> str:
     return " | ".join(parts)
 
 
+def understood(row: Any) -> str:
+    """How a row is read, on one line, or why it's dropped."""
+    example, problem = clean(row)
+    if example is None:
+        return f"(dropped: {problem})"
+    return in_short(as_messages(example, system=None))
+
+
 def running_example(chats: Sequence[list[Row]]) -> list[Row]:
     """The up-down counter among the chats; the shortest chat where there is none."""
     for messages in chats:

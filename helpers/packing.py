@@ -83,6 +83,24 @@ def pack_arrays(
     return packed
 
 
+def pack_parts(
+    parts: dict[str, list[int]], ids: Sequence[Any], masks: Sequence[Any], length: int, seed: int
+) -> dict[str, Packed]:
+    """The packed rows of each part of a dataset.
+
+    Args:
+      parts: {"train" | "val": the places of its examples}, from `data.split`.
+      ids, masks: of all examples, as for `pack_arrays`.
+      length, seed: as for `pack_arrays`.
+    """
+    arrays = {}
+    for name, places in parts.items():
+        part_ids = [ids[place] for place in places]
+        part_masks = [masks[place] for place in places]
+        arrays[name] = pack_arrays(part_ids, part_masks, length, seed)
+    return arrays
+
+
 def length_study(
     lengths: np.ndarray, limits: Sequence[int], length: int, seed: int
 ) -> pd.DataFrame:

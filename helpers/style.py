@@ -193,12 +193,13 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
       pieces: the text of each token.
       mask: True where a token is trained.
       name: of the figure's file.
-      title: above the figure.
+      title: above the figure; without one, how many tokens are read and how many trained.
     """
     fig, ax = figure(7.74, 1)
     lines = draw_tokens(ax, pieces, mask, mask)
     fig.set_figheight(0.165 * lines + 0.95)
-    ax.set_title(title)
+    counted = f"{len(pieces)} tokens are read, {sum(mask)} of them are trained"
+    ax.set_title(title or counted)
 
     _, gray, _ = TOKEN_LOOK[False, False]
     _, blue, _ = TOKEN_LOOK[True, True]
@@ -351,3 +352,18 @@ def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = 
         question = html.escape(asked)
         page = f"<p style='white-space:pre-wrap;line-height:1.3'><i>{question}</i></p>{page}"
     display(HTML(page))
+
+
+def show_stops(texts: dict[int, str], verdicts: dict[int, Any], wrong: Iterable[str] = ()) -> None:
+    """Show the answers of a model at several stops of its training, each different one once.
+
+    Args:
+      texts: {steps done: the answer}.
+      verdicts: {steps done: a verdict with `passed`}.
+      wrong: words to underline in red.
+    """
+    shown: dict[str, str] = {}
+    for steps, text in texts.items():
+        if text not in shown.values():
+            shown[f"{steps} steps: {'passes' if verdicts[steps].passed else 'fails'}"] = text
+    side_by_side(shown, wrong=wrong)

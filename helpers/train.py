@@ -270,6 +270,20 @@ def to_mesh(batch: Batch, mesh: Mesh) -> Batch:
     return jax.tree.map(spread, batch)
 
 
+def batch_of(rows: dict[str, np.ndarray], picked: np.ndarray, mesh: Mesh) -> Batch:
+    """Some packed rows as a batch of one piece, [1, B, T], on a mesh.
+
+    Args:
+      rows: the four arrays of `packing.pack_arrays`.
+      picked: the numbers of the B rows to take.
+      mesh: as for `to_mesh`.
+    """
+    columns = {}
+    for name, array in rows.items():
+        columns[name] = array[None, picked]
+    return to_mesh(Batch(**columns), mesh)
+
+
 def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
     """What `to_mesh` makes of a batch of `shape` [M, B, T]: types and shardings, but no numbers."""
     sharding = NamedSharding(mesh, ROWS)

@@ -779,7 +779,7 @@ def test_02_runs_in_folders_with_strange_names(tmp_path):
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "60 of 60 rows are usable" in done.stdout
     assert "not used of the rows that are kept: column when (60)" in done.stdout
-    assert packing.check_data(folder / "run [x]" / "data")["rows_kept"] == 60
+    assert packing.check_data(folder / "run [x]" / "data").rows_kept == 60
 
 
 def changed_page(**settings):
@@ -816,7 +816,7 @@ def test_02_takes_rows_with_dates_and_tools(tmp_path, monkeypatch):
     """
     text = changed_page(evaluation="", validation=0.2, source="somebody/rows")
     text = text.replace("everything = data", textwrap.dedent(rows) + "everything = data")
-    script.write_text(text.replace("data.read_rows(\"data/own_example.jsonl\")", "[]"))
+    script.write_text(text)
     done = page(script, tmp_path / "run")
     assert done.returncode == 0, done.stderr[-2_000:]
     samples = json.loads((tmp_path / "run" / "data" / "samples.json").read_text())
@@ -864,6 +864,13 @@ def test_a_chat_on_one_line():
     assert data.in_short(chat_of_two, 4) == "user: a b | assistant: xxxx…"
 
 
+def test_a_row_is_read_or_its_problem_is_named():
+    asked = {"role": "user", "content": "Hi"}
+    answered = [asked, {"role": "assistant", "content": "Ho"}]
+    assert data.understood({"messages": answered}) == "user: Hi | assistant: Ho"
+    assert data.understood({"messages": [asked]}) == "(dropped: no answer at the end)"
+
+
 def test_validation_split_follows_the_prompt():
     picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500
@@ -887,6 +894,13 @@ def marked_examples(lengths):
     """Examples whose ids say which example and which place they are."""
     ids = [np.arange(n, dtype=np.int32) + 10_000 * (i + 1) for i, n in enumerate(lengths)]
     return ids, [np.arange(n) >= n // 2 for n in lengths]
+
+
+def test_each_part_is_packed_by_itself():
+    ids, masks = marked_examples([9, 20, 11, 40])
+    arrays = packing.pack_parts({"train": [0, 3], "val": [2]}, ids, masks, 50, 0)
+    assert {name: set(part["tokens"][part["segment_ids"] > 0] // 10_000)
+            for name, part in arrays.items()} == {"train": {1, 4}, "val": {3}}
 
 
 @given(st.lists(st.integers(2, 50), min_size=1, max_size=120), st.integers(0, 3))

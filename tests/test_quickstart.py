@@ -1,4 +1,4 @@
-"""00: its third experiment runs, and what it says of its counter is so."""
+"""00: its experiment with the mask runs, and what it says of its counter is so."""
 
 import re
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tables.hardware import SLICES
+from tables.hardware import SLICES, here
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "tpu_compiler"
@@ -54,6 +54,21 @@ def start() -> str:
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
     return library
+
+
+def ready() -> bool:
+    """`start` the compiler where that can't disturb real chips; print what's missing if it can't.
+
+    Returns:
+      Whether the compiler can be asked.
+    """
+    if here().accelerator == "tpu":  # the compiler would take the real chips' library
+        print("this machine has real chips, so we leave them alone: compile on a CPU machine")
+        return False
+    if not start():
+        print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
+        return False
+    return True
 
 
 @functools.cache
