@@ -16,7 +16,7 @@
 # # 03 · LoRA on Gemma 4: every matrix, every token, every bit
 #
 # How does a model that only continues texts learn to write the module you asked for? You'll plan small adapters
-# for Gemma 4, load it onto four devices, ask it for an up-down counter, train the adapters, and ask again.
+# for Gemma 4, ask it for an up-down counter, train the adapters, and ask again.
 # **If you've never used JAX, read [14 · JAX in ten minutes](14_jax.ipynb) first.**
 #
 # | | |
@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in `gs://` |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8, with the download; of these the training steps take 19 to 24 and 48 to 99 minutes (predicted, the rest assumed; the v5e-8's upper end counts slow links, [01](01_setup.ipynb), section 2) |
+# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8, with the download (its steps are predicted, the rest is assumed; [01](01_setup.ipynb), section 2) |
 
 # %% [markdown]
 # ## Before we start
@@ -54,41 +54,37 @@ helpers.machine(devices=4)
 # In [00](00_quickstart.ipynb) the base model answered our request for an up-down counter with a single period. **How can
 # you teach a model of 31 billion weights without touching any of them?**
 #
-# With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W.
-# They all stay frozen, and so does everything else. For each W you train two thin matrices, which together are an
-# *adapter*. A narrows the input of W to r numbers (r is the `rank`), and B turns these into a correction of W's
-# output, which is scaled by α/r (α is `alpha`):
+# With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W,
+# which all stay frozen. For each W you train two thin matrices, which together are an *adapter*. A narrows the input of
+# W to r numbers (r is the `rank`), and B turns these into a correction of W's output, scaled by α/r (α is `alpha`):
 #
 # ```python
 # y = x @ W + alpha / r * (x @ A) @ B
 # ```
 #
-# **B starts at zero, so at first the adapter changes nothing**, and training begins at exactly the base model. Drawn to
-# scale for one matrix of the 31B, A and B are just two thin lines.
+# B starts at zero, so training begins at exactly the base model. Here's one matrix of the 31B, drawn to scale.
 #
 # ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
 #
-# ### Which chip holds which part of a matrix?
-# The 31B's weights take 62 GB (58 GiB), and a v5e chip has 15.75 GiB, so several chips have to share each W. They're
-# arranged in a grid, the *mesh*, which has two axes. (JAX calls a chip a *device*. A CPU plays four of them.)
+# ### Which chip holds which part?
+# The 31B's weights take 58 GiB, and a v5e chip has 15.75 GiB, so several chips share each W. They're arranged in a grid,
+# the *mesh*, which has two axes. (JAX calls a chip a *device*. A CPU plays four of them.)
 #
 # - Along `fsdp` (fully sharded data parallelism) each chip computes different rows of the batch. It only *stores* a
-#   piece of W. When W is used, an *all-gather* brings all its pieces to every chip.
-# - Along `tp` (tensor parallelism) each chip keeps its piece of W and computes with it alone: some of the attention heads
-#   (attention runs several times side by side, and each run is a *head*), and some columns of the MLP. Then a
+#   piece of W, and an *all-gather* brings it the others when W is used.
+# - Along `tp` (tensor parallelism) each chip computes with its own piece of W alone: some of the attention heads
+#   (attention runs several times side by side, and each run is a *head*), and some columns of the MLP. A
 #   *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
 # You choose the mesh, and the compiler writes this communication. ([14](14_jax.ipynb), section 4, tries it on a small
-# matrix, and shows why the heads of the 31B allow a `tp` of 4 at most.) (*Activations* are the numbers that one layer
-# hands to the next.) **With `fsdp` the weights travel, and with `tp` the activations.**
+# matrix.) **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
 #
-# Seven libraries share the work. JAX computes, Flax NNX holds the model, and Tunix knows Gemma 4. Qwix adds LoRA,
-# Optax is the optimizer, Grain feeds the data, and Orbax writes checkpoints.
+# Seven libraries share the work: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is
+# the optimizer, Grain feeds the data, and Orbax writes checkpoints.
 
 # %%
-import time
 from dataclasses import replace
 
 import jax
@@ -104,27 +100,11 @@ from tables.stored import settings_here
 # %% [markdown]
 # ### Settings
 # **What do you have to choose?** Not the model: 02 tokenized the data for one model. Everything else has a default. The
-# 31B's mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds). The table shows the
-# values of your size. Two of them need more words:
+# 31B's mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds).
 #
-# - `mesh` is how many devices there are along `fsdp` and along `tp`. If it's empty, the page takes as much `tp` as the
-#   heads allow.
-# - `base_dtype` says how the frozen weights are stored. If it's empty, they're stored as `dtype` says, usually in
-#   bfloat16, which takes two bytes a number. int8 takes one and nf4 (a format of four bits) half a byte, but they have
-#   to round the weights.
-#
-# <details><summary>Where do the defaults for your slice come from?</summary>
-#
-# [08](08_dryrun.ipynb) has compiled many variants of this page's step, for several *slices* (groups of TPU chips).
-# `settings_here` drops the variants that don't fit, or whose rows are too short, and takes the fastest of the rest by
-# prediction. Variants with int8 count only if none in bfloat16 is left. The mesh, `base_dtype`, the rows at once and
-# `remat` (section 4) come from that variant.
-#
-# For example, it stores the 31B in int8 on a v5e-8, such as Kaggle's free one ([11](11_qlora.ipynb)). In bfloat16 the
-# compiler plans 17.3 GiB for rows of 2,048 tokens, and a chip has 15.75. So your adapters learn on top of rounded
-# weights, and [04](04_merge.ipynb) merges them into those same weights.
-#
-# </details>
+# For several *slices* (groups of TPU chips) [08](08_dryrun.ipynb) has compiled many variants of this page's step, and
+# `settings_here` takes the one that fits yours and is fastest by prediction. Where only int8 fits, such as on Kaggle's
+# free v5e-8, the frozen weights are rounded to one byte each ([11](11_qlora.ipynb), which also tries four bits).
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -151,69 +131,56 @@ config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
 mesh = gemma.make_mesh(config, cfg.mesh)
 fsdp, tp = mesh.devices.shape
-shapes = quantized.abstract_base(config, mesh, cfg.base_dtype)
-base_parameters = quantized.parameters_of(shapes)
-shapes = programs.adapted(shapes, cfg, mesh)
-print(f"{base_parameters:,} frozen weights on a mesh with fsdp={fsdp}, tp={tp}")
-
-# %% [markdown]
-# Qwix finds modules by their paths, such as `layers.5.attn.q_einsum`, and gives adapters to every module that a pattern
-# matches. (Tunix computes attention with einsum, as in `torch.einsum`, and names the modules after it.) Most layers,
-# five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. The others are *full*:
-# their tokens look back at all of them. The two kinds have different heads, so their matrices have different shapes.
+shapes = programs.abstract(config, cfg, mesh)
 
 # %%
 modules = gemma.adapted_modules(shapes)
 trainable = sum(pair["a"].size + pair["b"].size for pair in modules.values())
+frozen_numbers = quantized.parameters_of(shapes) - trainable
 share = pictures.adapter_share(architecture.read_config("data/configs/gemma4_31b.json"), 64)
-print(f"{len(modules)} modules of {len(gemma.expected_modules(config))} have adapters\n"
-      f"{trainable:,} numbers to train, {trainable / base_parameters:.1%} of this base; "
-      f"in the 31B with rank 64 it's {share:.1%}")
+print(f"{trainable:,} numbers to train, {trainable / frozen_numbers:.1%} of this base's "
+      f"{frozen_numbers:,}; in the 31B with rank 64 it's {share:.1%}")
 pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
-# A and B are always float32, and here's why. The optimizer, Adam, keeps two running averages for every trained
-# number, its *moments*. Each step multiplies the second moment by 0.999. In bfloat16 that factor rounds to 1,
-# so the moment would never shrink.
+# Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. Those of
+# *full* layers look back at all of them, and have different heads. (Tunix names modules after the einsum that they
+# compute, as in `torch.einsum`.)
 #
-# **Suppose the pattern misses `k_einsum`, the key projection of the full layers. What does such a run look like?**
+# A and B are float32, whatever the base is. The optimizer, Adam, keeps two running averages for every trained number,
+# its *moments*, and each step multiplies the second one by 0.999. In bfloat16 that factor rounds to 1, so the moment
+# would never shrink.
+#
+# **Suppose the adapters miss one matrix, the key projection of the full layers. What does such a run look like?**
 #
 # <details><summary>Answer</summary>
 #
-# Like any other, except that ten modules of the 31B learn nothing. That's why we refuse a pattern that misses a
+# Like any other, except that ten modules of the 31B learn nothing. That's why we refuse `targets` that miss a
 # module, unless `partial=True` says that you mean it.
 #
 # </details>
 #
 # ### What does one device hold?
-# Shapes are enough to answer that for any mesh, too. **Which mesh needs the most memory for the base, and which for the
-# adapters?** Guess first. Here's the tiny model with rank 16, on every mesh that your devices allow:
+# **Which mesh needs the most memory for the base, and which for the adapters?** Guess first. Here's the tiny model with
+# rank 16, on every mesh that your devices allow:
 
 # %%
 tiny = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
-rank_16 = train.Settings(rank=16)
-held_by = {}
-for shape in gemma.possible_meshes(tiny):
-    cut = programs.abstract(tiny, rank_16, gemma.make_mesh(tiny, shape))
-    held_by[f"(fsdp, tp) = {shape}"] = programs.per_device(cut)
-for name, variable in gemma.adapted_modules(cut)["layers.0.attn.q_einsum"].items():
-    array = variable.get_value()
-    print(f"q_einsum's {name.upper()} {array.shape} is cut by {array.sharding.spec}")
+held_by = programs.by_mesh(tiny, train.Settings(rank=16))
 pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
-# The base is cut along both axes, so a device holds the same share of it on any mesh. Of an adapter, one matrix is cut
-# along `fsdp` and the other one along `tp`, as the printed *partition specs* say: one name or `None` for each axis,
-# from the left. Axes that aren't listed aren't cut, either. So with `tp=1` every device has all of q_einsum's B. (The
-# same sum for the 31B on four chips: 14.3 GiB of base with each mesh, and with rank 64 the adapters take 805 MiB with
-# (1, 4), 901 MiB with (2, 2) and 1.41 GiB with (4, 1).)
+# The base is cut along both axes, so a device holds the same share of it on any mesh. But of an adapter, one matrix is
+# cut along `fsdp` and the other one along `tp`. So with `tp=1` every device has all of the other one. (In the 31B on
+# four chips it's 14.3 GiB of base with each mesh, and of rank-64 adapters 805 MiB with (1, 4), 901 MiB with (2, 2) and
+# 1.41 GiB with (4, 1).)
 #
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
 # ## 2. One batch
 # **What goes into one step?** Rows of notebook 02, with their `loss_mask`, `segment_ids` (which example a token belongs
-# to) and `positions`. All the rows of a step may not fit into memory together, so we cut them into *micro-batches* and
-# add up the gradients. The arrays have the shape [M micro-batches, B rows, T tokens].
+# to) and `positions`. Not all rows of a step may fit into memory together, so we cut them into *micro-batches* and
+# add up the gradients.
 
 # %%
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
@@ -225,7 +192,7 @@ print(f"micro-batches, rows, tokens: {batch.tokens.shape}; {batch.segment_ids.ma
       f"{batch.loss_mask.mean():.0%} trained")
 
 # %% [markdown]
-# Which tokens may look at which? This function decides it, from the segment ids alone:
+# **Which tokens may look at which?** This function decides it, from the segment ids alone:
 
 # %%
 helpers.show_source(train.packed_mask)
@@ -234,36 +201,30 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 
 # %% [markdown]
 # In the upper picture each line is a token, and the colored columns are the tokens that it may look at in a full layer.
-# So each example is a triangle of its own. (In a sliding layer the triangle is a band along its long side.)
-#
-# <details><summary><b>What would go wrong if the whole row were one triangle?</b></summary>
-#
-# The last example would see the examples before it as part of its own prompt. But when the model is served, nothing
-# stands before the prompt.
-#
-# </details>
+# (In a sliding layer the triangle is a band along its long side.) If the whole row were one triangle, the last example
+# would see the others as part of its own prompt. But a served prompt has nothing before it.
 #
 # **A packed row is several examples that can't see each other.**
 #
 # ## 3. One step, compiled
-# **What exactly is the loss?** At every position the model predicts the *next* token. Take the four tokens
-# `assign`, `y`, `=`, `a`. After `assign` it should say `y`, after `assign y` it should say `=`, and after
-# `assign y =` it should say `a`. So four tokens make three predictions, and the loss of each is −ln p, where p is the
-# probability that the model gave to the token that's really there. Only tokens that `loss_mask` marks are counted.
+# **What exactly is the loss?** At every position the model predicts the *next* token: after `assign` it should say `y`,
+# after `assign y` it should say `=`. The loss of each prediction is −ln p, where p is the probability that the model
+# gave to the token that's really there. Only tokens that `loss_mask` marks are counted. We divide their sum only once,
+# for the whole step, so every token weighs the same ([14](14_jax.ipynb), section 3, shows what happens otherwise).
 #
-# Each micro-batch returns the *sum* of its losses and the number of its trained tokens. We divide only once, for the
-# whole step, so that every token counts the same ([14](14_jax.ipynb), section 3, shows what happens otherwise).
-#
-# **Only some of the tokens are trained. Which part of the model can we skip for the rest?**
+# **Only some tokens are trained. Which part of the model can we skip for the rest?**
 #
 # <details><summary>Answer</summary>
 #
-# The output matrix. It has a column for each of the 31B's 262,144 tokens, and it computes the *logits*, a score for
-# each of them. These would be the largest arrays of a step, but we need them only at the trained positions. So
-# `hidden_states` stops before the output matrix, and `token_losses` multiplies it with the trained positions alone.
-# (With more than 1,024 of them, and more than half a row, it works in pieces.)
+# The output matrix. It computes the *logits*, a score for each of the 31B's 262,144 tokens, which would be the largest
+# arrays of a step. So `token_losses` multiplies it with the trained positions alone.
 #
 # </details>
+#
+# In PyTorch you'd pick those positions with `hidden[loss_mask]`. How many that gives is known only when the program
+# runs, but a compiled program has fixed shapes. So `token_losses` calls `top_k` on the mask's 0s and 1s. It always lists
+# K positions, those of the 1s first, and the loss of the others is multiplied by 0. K is the `capacity`: no row has
+# more.
 
 # %%
 capacity = train.capacity_of(train_rows, val_rows)
@@ -272,40 +233,25 @@ print(f"at most {capacity} (a multiple of 128) of a row's {length} tokens are tr
 style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
 
 # %% [markdown]
-# **How do you pick the trained positions?** In PyTorch you'd write `hidden[loss_mask]`. But that gives as many positions
-# as the mask has Trues, a number that's known only when the program runs, and a compiled program has fixed shapes. So
-# `token_losses` calls `top_k` on the mask's 0s and 1s. It always lists K positions, those of the 1s first, and the
-# loss of the others is multiplied by 0. K is the `capacity`: no row has more.
-#
 # The step itself is one function:
 
 # %%
 rows_per_step = micro_batches * micro_rows
 steps = train.steps_of(cfg, len(train_rows), rows_per_step)
-optimizer = train.make_optimizer(train.make_schedule(cfg, steps), cfg.weight_decay,
-                                 cfg.max_grad_norm)
+schedule = train.make_schedule(cfg, steps)
+optimizer = train.make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
 print(train.steps_in_words(cfg, steps))
 helpers.show_source(train.make_train_step)
 
 # %% [markdown]
-# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the memory hardly depends on their number. At the end
-# AdamW (Adam with weight decay, which pulls the adapters toward zero a little) changes the adapters. The step reads the
-# frozen weights and doesn't return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use
-# Tunix's trainer.)
+# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the
+# memory hardly depends on their number. At the end AdamW (Adam that also pulls the adapters toward zero a little)
+# changes the adapters. The step reads the frozen weights and doesn't return them. ([14](14_jax.ipynb), section 6, says
+# what that saves, and why we don't use Tunix's trainer.) Attention is ours, too: it takes `attention_block` queries at a
+# time, and skips keys that none of them may see.
 #
-# <details><summary>Two details: bfloat16 copies, and attention in blocks</summary>
-#
-# If the base is in bfloat16, the loss uses a bfloat16 copy of the adapters, as PyTorch's autocast would, but AdamW
-# updates the float32 originals.
-#
-# We replaced one part of Tunix's model. Its attention computes all T x T scores of a row and then masks most of them
-# away. Ours takes the queries in blocks of `attention_block`, and computes scores only for keys that some query of the
-# block may see.
-#
-# </details>
-#
-# Compiling the step takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing*
-# comes first: JAX runs the Python function once, on shapes, and writes down every operation.)
+# Compiling takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing* comes
+# first: JAX runs the Python function once, on shapes, and writes down every operation.)
 
 # %%
 with helpers.phase("tracing the optimizer step"):
@@ -317,21 +263,16 @@ ahead = train.compile_ahead(lowered)
 # **A step is one compiled program. It needs shapes to be compiled, and weights only to run.**
 #
 # ## 4. Load, ask, train
-# **What does the model say before it's trained?** To ask it, we need its weights. `load_base` calls Tunix's loader,
-# which puts each weight of the Hugging Face files onto its devices, usually in bfloat16. (The tiny model is trained in
-# float32, because a CPU without bfloat16 units is faster with it.)
+# **What does the model say before it's trained?** To ask it, we need its weights. Tunix's loader puts each weight of the
+# Hugging Face files onto its devices.
 
 # %%
-began = time.perf_counter()
-with helpers.phase(f"loading {meta.base_model} onto {mesh.size} devices, fsdp={fsdp} x tp={tp}"):
-    model = quantized.load_base(base, config, mesh, cfg.base_dtype)
-    jax.block_until_ready(nnx.state(model))
-load_seconds = time.perf_counter() - began
-print(f"{base_parameters:,} parameters, {pictures.memory(gemma.gib(nnx.state(model)))} per device")
+model, load_seconds = quantized.load_onto(meta.base_model, base, config, mesh, cfg.base_dtype)
+print(f"{frozen_numbers:,} parameters, {pictures.memory(gemma.gib(nnx.state(model)))} per device")
 
 # %% [markdown]
-# Now ask it for the up-down counter, together with the three held-out requests of notebook 02. (If you
-# brought your own data, your first held-out question takes the counter's place.)
+# Now ask it for the up-down counter, and for three held-out modules of notebook 02. (If you brought your own data, your
+# first held-out question takes the counter's place.)
 
 # %%
 samples = records.load_samples()
@@ -342,12 +283,10 @@ counter = chats[0][-1]["content"]
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# That's where we start from. You'll ask again in section 5. Now the model gets its real adapters, and `start` takes it
-# apart into what changes and what's frozen.
+# Now the model gets its real adapters, and `start` takes it apart into what changes and what's frozen.
 #
 # **What if the run is interrupted?** A *checkpoint* on the disk holds what changes: the adapters, Adam's moments,
 # and the position in the data. It also holds the *recipe*, which is everything that decides what's being trained.
-# If you've changed the recipe, we refuse to go on from the old checkpoint. (Section 6 tries it.)
 
 # %%
 with helpers.phase("adding the adapters", every=60):
@@ -362,28 +301,21 @@ manager, state = train.begin_or_resume(cfg, state, recipe, steps)
 # %%
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
     compiled, compile_seconds = ahead.result()
-print(f"compiled in {compile_seconds:.3g} s, in the background")
 held = train.memory_of(compiled, state, frozen)
 pictures.memory_table(held)
 
 # %% [markdown]
-# *Temporaries* are the gradients, the logits, weights that a chip has just gathered, and the activations that one
-# micro-batch's forward pass keeps for its backward pass. *Fresh outputs* are results that need memory of their own. (New
-# adapters are written over the old ones.) If a step doesn't fit, `remat` (rematerialization) helps: we keep fewer
-# activations, and compute the others again.
+# *Temporaries* are the gradients, the logits, gathered weights, and the activations that the forward pass keeps for the
+# backward pass. *Fresh outputs* are results that don't take the place of an old array. If a step doesn't fit, `remat`
+# (rematerialization) helps: it keeps fewer activations, and computes the others again.
 #
-# How will we know that it learns, and doesn't only memorize its rows? By rows that it never trains on:
+# Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
+# gradient, all its numbers taken as one vector. `validate` computes the loss of rows that are never trained. If the run
+# is interrupted, restart the kernel and choose *Run All*.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
 evaluate = train.jit_eval_step(model, loss_fn)
-
-# %% [markdown]
-# Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0, so the very first step changes
-# nothing yet. `grad norm` is the length of the gradient, all its numbers taken as one vector. If the run is interrupted,
-# restart the kernel and choose *Run All*: it goes on from its last checkpoint.
-
-# %%
 log_file = helpers.run_dir("train", "log.jsonl")
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,
@@ -396,8 +328,8 @@ nnx.update(model, state.adapters)
 manager.close()  # after the last checkpoint is written
 
 # %% [markdown]
-# What does 04 need to know? It's all in `recipe.json`, so no later notebook repeats a setting of this one. We
-# write it right away: whatever happens in the cells below, your training is saved.
+# What does 04 need to know? It's all in `recipe.json`. We write it right away, so whatever happens in the cells below,
+# your training is saved.
 
 # %%
 history = train.read_log(log_file)
@@ -407,8 +339,8 @@ train.write_machine(
     micro_batches=micro_batches, micro_rows=micro_rows, sequence_length=length, remat=cfg.remat)
 
 # %% [markdown]
-# Here's the whole run, read from `log.jsonl`. The loss is in *nats*, the unit that comes with natural logarithms. A
-# model that guesses blindly among n tokens has a loss of ln n nats.
+# Here's the whole run. The loss is in *nats*, the unit that comes with natural logarithms. A model that guesses blindly
+# among n tokens has a loss of ln n nats.
 
 # %% tags=["raises-exception"]
 style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
@@ -416,17 +348,14 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# **Can the held-out loss lie below the training loss?** Yes, and that's no leak. In the first epoch the training rows are
-# unseen, too, when their loss is measured, and the few held-out rows may just be easier. So the heights of the two
-# curves mean little, but their directions do. (That both flatten at the end says little, too: the learning rate has
-# fallen to zero by then.)
-#
-# **And what does it mean if the held-out loss rises while the training loss still falls?**
+# The heights of the two curves mean little: in the first epoch the training rows are unseen, too, when their loss is
+# measured, and the few held-out rows may be easier. Their directions count. **What does it mean if the held-out loss
+# rises while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
 #
-# The model has begun to memorize its rows. The held-out loss is the one that counts, because it's on requests
-# that the model hasn't seen. Once it rises, you've trained too long.
+# The model has begun to memorize its rows, so you've trained too long. (If both flatten at the end, that says little,
+# because the learning rate has fallen to zero by then.)
 #
 # </details>
 #
@@ -438,27 +367,21 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 # %% tags=["raises-exception"]
 with helpers.phase(f"{len(chats)} answers of the tuned model"):
     after = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, meta.thinking)
-style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 records.Answers(chats[0], cfg.answer_tokens, before[0], after[0]).save()  # 04 asks it again
-
-# %% [markdown]
-# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. Here's one of the held-out requests, with the
-# dataset's own answer on the right. Most of the tiny modules have only one natural form, so the texts may well be the
-# same.
-
-# %% tags=["raises-exception"]
-style.side_by_side({"base": before[1], "tuned": after[1], "dataset": samples[0].answer},
-                   chats[1][-1]["content"][:400])
+style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
 same = sum(new.strip() == sample.answer.strip() for new, sample in zip(after[1:], samples))
 print(f"{same} of {len(samples)} held-out answers match the dataset's to the letter")
 
 # %% [markdown]
+# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. (The other line is less of a test than it seems: most
+# tiny modules have only one natural form.)
+#
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
 # ## 6. Would it come back?
-# **What if the machine had died just before the end?** Everything in memory would be gone, and a new process would
-# have only the disk. We do what that process would do: restore the next-to-last checkpoint, and train on from there (at
-# most ten steps, so it stays short). **Do you expect the same losses, or nearly the same?**
+# **What if the machine had died just before the end?** A new process would have only the disk. We do what that process
+# would do: restore the next-to-last checkpoint, and train on from there, at most ten steps. **Do you expect the same
+# losses, or nearly the same?**
 
 # %% tags=["raises-exception"]
 with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, steps,
@@ -467,35 +390,26 @@ with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, ste
 print(f"back to step {earlier.step} of {state.step}")
 with mesh:
     again = train.train_again(run, earlier, history, most=10)
-if again.step == state.step:
-    print("adapters from the disk:", train.adapters_sha256(again.adapters)[:16])
-    print("adapters in memory:    ", train.adapters_sha256(state.adapters)[:16])
 again = earlier = None  # frees their arrays
 
 # %% [markdown]
-# "As before" means the same number, to the last bit. It works because the checkpoint has everything that changes, Grain
-# goes on at the same row, and the same program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.)
-#
-# A test really kills a run, and tears its newest checkpoint, too. Other tests in
-# [test_train.py](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) compare a packed row's gradients
-# with those of its examples one by one, and an optimizer step with PyTorch's.
+# "As before" means the same number, to the last bit, because the checkpoint has everything that changes, and the same
+# program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.)
+# [Tests](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) kill a run for real, and compare an
+# optimizer step with PyTorch's.
 #
 # **An interrupted run loses nothing but time.**
 #
 # ## Recap
-# - Every matrix of attention and MLP has float32 adapters, and they change nothing before the first step.
-# - The mesh says what a chip holds and what travels. The compiler does the rest.
-# - The step weighs every trained token equally and returns only what changed.
-# - You can kill a run, and it continues to the same bits.
+# - Every matrix of attention and MLP has an adapter, which changes nothing before the first step.
+# - The mesh says what a chip holds and what travels, and the compiler does the rest.
+# - The step weighs every trained token equally, and a killed run continues to the same bits.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. Do the weights travel with `fsdp`, and the activations with `tp`? A compiled program says so. Compile this page's
-#    step for `(1, 4)` and for `(4, 1)`, with four rows, and list the shapes that its all-gathers bring together. Which
-#    shapes do you expect in which program?
-#
-# <details><summary>Solution</summary>
+# 1. What travels, weights or activations? Let a compiled program say it. With which mesh do you expect (160, 640), the W
+#    of a `gate_proj`, and with which (4, 512, 160), the activations of four rows? (It takes about a minute.)
 #
 # ```python
 # import re
@@ -510,17 +424,16 @@ again = earlier = None  # frees their arrays
 #     print(shape, gathered.most_common(8))
 # ```
 #
-# (The tiny model on four simulated devices, in about a minute. A TPU's program spells its all-gathers differently.) With
-# (4, 1) you find weights: (160, 640) is the W of a gate_proj or an up_proj, and (16, 160, 32) that of a q_einsum. With (1, 4)
-# there's none of them. Instead there's (4, 512, 160), the activations: rows, tokens, and a token's 160 numbers. The
-# adapters' thin matrices, such as (160, 16), travel in both.
+# <details><summary>Solution</summary>
 #
-# There's no reduce-scatter: the CPU's compiler adds up with *all-reduce*, which leaves the whole sum on every device.
+# With (4, 1) weights are gathered, and with (1, 4) none: there you find the activations. Thin matrices of the adapters,
+# such as (160, 16), travel in both. (The tiny model on four simulated devices. A CPU has no reduce-scatter. It adds up
+# with *all-reduce*, which leaves the whole sum on every device.)
 #
 # </details>
 #
-# 2. Which half of the layers learned more, attention or MLP? Switch off one half's adapters at a time, and look at the
-#    held-out loss. Guess first which loss will be the lower one. (Where B is zero, an adapter does nothing.)
+# 2. Which half of the layers learned more, attention or MLP? Guess, then switch off one half's adapters at a time, and
+#    look at the held-out loss.
 #
 # <details><summary>Solution</summary>
 #
@@ -536,27 +449,23 @@ again = earlier = None  # frees their arrays
 #         print(f"without {half}: {evaluate(without(half), frozen, held_out):.4f}")
 # ```
 #
-# The half whose absence costs more does more of the work. The two losses don't add up to anything, because both
-# halves were trained together, and each relies on the other.
+# The half whose absence costs more does more of the work. (The two losses don't add up to anything, because each half
+# was trained to rely on the other.)
 #
 # </details>
 #
-# 3. Kill a training for real. In a terminal, start a short run in a new run directory, on the same data. (They're in
-#    `runs/tiny`, if you didn't set `RUN_DIR`.)
+# 3. Break it on purpose: go back to section 6's checkpoint as somebody who has changed the learning rate meanwhile. What
+#    do you expect?
 #
-# ```bash
-# mkdir -p runs/killed && cp -r runs/tiny/data runs/killed/
-# SIZE=tiny MAX_STEPS=20 RUN_DIR=runs/killed .venv/bin/python 03_train.py & echo "process $!"
+# ```python
+# with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, steps) as on_disk:
+#     train.restore(on_disk, state, recipe | {"learning_rate": 0.1})
 # ```
-#
-#    About ten seconds after the line `step 1/20`, kill it: `kill -9` with the number of the process. Copy
-#    `runs/killed/train/log.jsonl` to `copy.jsonl`, run the second line again, and compare both files with `diff`. Which
-#    steps are computed twice, and what differs?
 #
 # <details><summary>Solution</summary>
 #
-# The steps after the newest checkpoint. Here the newest checkpoint is that of step 1, because Orbax always saves the
-# first step. So every step from the second on is computed twice. Of their lines in `copy.jsonl` only `seconds` differs.
+# An error that names the setting, with both values. Adam's moments and the schedule belong to the old rate, so going on
+# would give a run that no recipe describes.
 #
 # </details>
 #

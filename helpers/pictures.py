@@ -15,7 +15,7 @@ from helpers import packing, style
 from tables import architecture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from flax import nnx
 
@@ -246,6 +246,18 @@ def memory_table(held: dict[str, float]) -> pd.DataFrame:
 
 
 # ── Of 04 ──
+
+
+def kinds_table(kinds: "Iterable[architecture.Module]", rank: int) -> pd.DataFrame:
+    """How Tunix and Hugging Face store each kind of matrix, and the shapes of its adapter."""
+    rows = []
+    for module in kinds:
+        a_shape, b_shape = module.adapter(rank)
+        theirs = [f"{name.rpartition('.')[2]} {shape}" for name, shape in module.names.items()]
+        rows.append({"Tunix": module.kind, "A": a_shape, "B": b_shape,
+                     "in training": module.how.equation,
+                     "Hugging Face [out, in]": ", ".join(theirs)})
+    return pd.DataFrame(rows)
 
 
 def heat_map(norms: pd.DataFrame) -> Any:

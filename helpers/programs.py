@@ -114,6 +114,15 @@ def per_device(model: Gemma4) -> dict[str, float]:
     return {"base": gemma.gib(base), "adapters": gemma.gib(adapters)}
 
 
+def by_mesh(config: ModelConfig, cfg: train.Settings) -> dict[str, dict[str, float]]:
+    """{"(fsdp, tp) = (1, 4)": `per_device` of a model there} for every mesh of these devices."""
+    held_by = {}
+    for shape in gemma.possible_meshes(config):
+        mesh = gemma.make_mesh(config, shape)
+        held_by[f"(fsdp, tp) = {shape}"] = per_device(abstract(config, cfg, mesh))
+    return held_by
+
+
 def lower(
     program: str,
     cfg: train.Settings,

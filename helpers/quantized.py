@@ -8,6 +8,7 @@ Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from jax.sharding import Mesh
 from tunix.models.gemma4.model import Gemma4, ModelConfig
 
 from helpers import gemma
-from helpers.run import UserError
+from helpers.run import UserError, phase
 from tables.stored import PLAIN, STORAGES
 
 BASE_DTYPES = STORAGES
@@ -470,3 +471,20 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
             variable.set_value(jax.device_put(values, sharding))
         setattr(module, path[-1], hull)
     return gemma.place(answering(model), mesh)
+
+
+def load_onto(
+        name: str, source: str | Path, config: ModelConfig, mesh: Mesh,
+        base_dtype: str = "bfloat16") -> tuple[Gemma4, float]:
+    """(a base on its devices, the seconds that took), with a line of progress.
+
+    Args:
+      name: of the base, as a reader knows it.
+      source, config, mesh, base_dtype: for `load_base`.
+    """
+    began = time.perf_counter()
+    axes = " x ".join(f"{axis}={parts}" for axis, parts in mesh.shape.items())
+    with phase(f"loading {name} onto {mesh.size} devices, {axes}"):
+        model = load_base(source, config, mesh, base_dtype)
+        jax.block_until_ready(nnx.state(model))
+    return model, time.perf_counter() - began

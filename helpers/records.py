@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from helpers.run import UserError, require, run_dir
+from helpers.run import UserError, changed, require, run_dir
 from tables import files, records, stored
 
 # What a checkpoint trained on whose recipe is older than these names.
@@ -338,6 +338,19 @@ class Merge(Record):
     adapter_files: dict[str, str]  # below adapter/
     norms: list[dict[str, Any]]   # of the deltas, a row for each matrix
     adapter_base: str = ""        # where the adapter is served on another base than the recipe's
+
+    def compare_files(self, name: str) -> int:
+        """How many files `merged/` or `adapter/` holds, by `name`, if they're those that 04 wrote.
+
+        Raises:
+          UserError: a file is missing, has other bytes, or is one too many.
+        """
+        folder = run_dir(name)
+        known = {"merged": self.files, "adapter": self.adapter_files}[name]
+        if wrong := changed(folder, known):
+            raise UserError(f"{folder} is not what 04_merge wrote: {wrong}. Copy it again, or run "
+                            "04_merge.")
+        return len(known)
 
     def check(self) -> None:
         """See `Record.check`: the recipe's own check, and the norms have what 04 draws."""

@@ -19,6 +19,10 @@ from tables.errors import UserError
 
 GIB = 2.0**30
 LONG = 16_384  # tokens of the long request that a memory plan counts
+# What the caches of three servers of the 31B hold: server, chips, tokens. All are in bfloat16 on
+# v6e, of August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its report
+# of 2026-08-25 quotes the third from a preprint, Zimbres 2026.
+LOGGED = (("vLLM 0.26.1rc1", 4, 67_392), ("image v0.26.0", 4, 67_328), ("Zimbres", 8, 187_136))
 PROBE = """
 import os, time, torch
 torch.set_num_threads(1)
@@ -311,3 +315,18 @@ def memory_plan(
         "one of 16,384, GiB/chip": request / GIB,
         "requests of 16,384": dp * int(left / request),
     }
+
+
+def against_logs(config: dict, stored: float) -> pd.DataFrame:
+    """The tokens that `memory_plan` predicts for the servers of `LOGGED`, beside what they said.
+
+    Args:
+      config: of the 31B.
+      stored: bytes of its weights.
+    """
+    rows = []
+    for name, chips, measured in LOGGED:
+        fit = memory_plan(config, hardware.chip("v6e").hbm, chips, 1, 2, stored)["tokens"]
+        rows.append({"server": name, "chips": chips, "predicted": f"{fit:,}",
+                     "measured by others": f"{measured:,}", "off by": f"{fit / measured - 1:+.1%}"})
+    return pd.DataFrame(rows)

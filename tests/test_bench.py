@@ -241,6 +241,9 @@ def test_the_memory_plan_is_that_of_servers_that_others_logged():
     for chips, measured in ((4, 67_392), (4, 67_328), (8, 187_136)):
         fit = limits.memory_plan(CONFIG, chip("v6e").hbm, chips, 1, 2, 62.5e9)["tokens"]
         assert fit == pytest.approx(measured, rel=0.006)
+    table = limits.against_logs(CONFIG, 62.5e9)
+    assert list(table["measured by others"]) == ["67,392", "67,328", "187,136"]
+    assert list(table["predicted"]) == ["67,671", "67,671", "187,643"]
     assert (
         limits.memory_plan(CONFIG, chip("v6e").hbm, 8, 1, 2, 62.5e9)["requests of 16,384"]
         == 187_643 // 16_384

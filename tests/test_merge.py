@@ -334,6 +334,13 @@ def run(world, tmp_path_factory):
     return folder
 
 
+def test_another_base_than_the_one_trained_on_is_refused(run):
+    recipe = records.Recipe.load(run)
+    assert merge.base_of(recipe) == run / "base"
+    with pytest.raises(helpers.UserError, match="is not the model that notebook 03 trained on"):
+        merge.base_of(recipe, str(ROOT / "assets/tiny_gemma4"))
+
+
 def test_the_notebook_writes_all_then_nothing_then_what_was_damaged(run, merged):
     first = page("04_merge.py", run)
     assert first.returncode == 0, first.stderr[-2000:]

@@ -173,9 +173,12 @@ def test_what_a_device_holds_of_the_tiny_model():
     text = architecture.text_config(architecture.read_config(ROOT / "assets/tiny_gemma4"))
     assert set(gemma.possible_meshes(config, 4)) == set(MESHES)
     whole = 4 * architecture.parameters(text)["total"] / 2**30
+    held_by = programs.by_mesh(config, cfg)
+    assert list(held_by) == [f"(fsdp, tp) = {mesh}" for mesh in MESHES]
     for fsdp, tp in MESHES:
         mesh = gemma.make_mesh(config, (fsdp, tp), jax.devices()[:4])
         held = programs.per_device(programs.abstract(config, cfg, mesh))
+        assert held == held_by[f"(fsdp, tp) = {(fsdp, tp)}"]
         assert held["adapters"] == pytest.approx(adapters_per_device(text, 16, fsdp, tp))
         assert held["base"] == pytest.approx(whole / 4, rel=0.01)  # norms lie on every device
 

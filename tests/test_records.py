@@ -7,7 +7,7 @@ import math
 import pytest
 from conftest import ROOT, a_comparison, a_data_meta, a_recipe, load
 
-from helpers import merge, packing, records
+from helpers import merge, packing, records, run
 from helpers.run import UserError
 
 MERGE = records.Merge(
@@ -31,6 +31,20 @@ def refused(record, path, text):
     assert len(said.splitlines()) == 1 and str(path) in said, said
     assert f"Run {record.PAGE} again" in said, said
     return said
+
+
+def test_files_that_04_did_not_write_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_DIR", str(tmp_path))
+    for name in ("merged", "adapter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.safetensors").write_text(name)
+    merged, adapter = (run.hashes(tmp_path / name) for name in ("merged", "adapter"))
+    written = dataclasses.replace(MERGE, files=merged, adapter_files=adapter)
+    assert written.compare_files("merged") == written.compare_files("adapter") == 1
+    (tmp_path / "adapter" / "b.safetensors").write_text("of another merge")
+    assert written.compare_files("merged") == 1
+    with pytest.raises(UserError, match="adapter is not what 04_merge wrote.*b.saf.*unexpected"):
+        written.compare_files("adapter")
 
 
 @FORMS
