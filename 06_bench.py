@@ -165,7 +165,7 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # ## 4. Which rates are worth measuring?
 # Those around which the server stops keeping up. We don't know them beforehand, so we search. One request **alone** and
 # two **bursts**, where all requests arrive at once, give a first guess. From there we go up until one rate is clearly
-# too much, and down until one is clearly fine, and then try the rate in the middle, until the knee is known to within
+# too much, and down until one is clearly fine, and then try the rate in the middle, until the limit is known to within
 # 25%. Each rate is measured two or three times, partly in later rounds, so that you see how much the machine itself
 # varies. If results still contradict each other, the table calls that rate *noisy*.
 #
@@ -213,8 +213,8 @@ style.words(results.summary(table))
 # `state` says it in words:
 #
 # - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
-# - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above anything that was ever delivered. (A short
-#   run may answer 92% of it, but in a longer one the queue would keep growing.)
+# - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above anything that was ever delivered. (A
+#   short run may answer 92% of it, but in a longer one the queue would keep growing.)
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
 # The **knee** is the largest rate that was kept up with, below the first overloaded one.
@@ -243,8 +243,9 @@ for (inputs, outputs), (last, above) in knees.items():
 # **Compare throughput beyond the knee, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# Here's every request at an overloaded rate, and below it at one that the server keeps up with. (Right of the
-# dotted line nothing new arrives. If no rate was overloaded, you see the burst.) **What would the upper picture look like with twice as many requests?**
+# Here's every request at an overloaded rate (or all at once, if none was), and below it at one that the server keeps up
+# with. Right of the dotted line nothing new arrives. **What would the upper picture look like with twice as many
+# requests?**
 
 # %%
 part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
@@ -269,9 +270,9 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 # at the end, and they'd take longer still, on the very same server. In the lower picture next to nothing would change.
 # </details>
 #
-# Where do they wait? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048 tokens
-# at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). If prompts
-# don't fit in any more, newcomers stand in line: **TTFT** grows (orange).
+# Where do they wait? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
+# tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). If
+# prompts don't fit in any more, newcomers stand in line: **TTFT** grows (orange).
 #
 # **Beyond the knee, latencies measure the length of the test, not the server.**
 #

@@ -124,7 +124,7 @@ display(scores.verdict_table(
 
 # %% [markdown]
 # The first and the third would. verilog-eval's own analyzer is such a judge: it passes any log in which some line says
-# 0 mismatches, whoever printed it. Our judge gave the forger nothing. (What's wrong for verilog-eval is wrong here, too;
+# 0 mismatches, whoever printed it. Our judge gave the forger nothing. (Otherwise it has verilog-eval's rules;
 # [all nine categories](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07).)
 #
 # **An answer is graded by what it does, never by what it says.**
@@ -139,9 +139,9 @@ display(scores.verdict_table(
 display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
-# First comes the **exam**: the testbench asks its questions of the answer alone, and we record what the answer's
-# outputs do. Then comes the **grading**: testbench and reference run together, and they get the recording in place of
-# the answer. Not a word of what the model wrote is in this second program.
+# First comes the **exam**: the testbench questions the answer alone, and we record what the answer's outputs do. Then
+# comes the **grading**: testbench and reference get the recording in place of the answer. Not a word of what the model
+# wrote is in this second program.
 #
 # Now cheat. Each line below goes into the *right* counter. **Which of these seven counters pass?**
 
@@ -242,9 +242,9 @@ print(f"{leaks.trained:,} different trained modules; references among them: {len
 exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
-# A 0 means that no reference was copied. A near copy doesn't show here: the tiny exam asks for new combinations of
-# familiar parts ([02](02_data.ipynb), section 5), not for new designs. And nobody knows what a downloaded base has
-# read. Probably it has read HDLBits, the site that verilog-eval's problems come from.
+# A 0 means that no reference was copied. Near copies don't show here: the tiny exam asks for new combinations of
+# familiar parts ([02](02_data.ipynb), section 5). And a downloaded base has probably read HDLBits, the site that
+# verilog-eval's problems come from.
 #
 # Now we ask both models everything. Each answer becomes a line of `samples.jsonl` as soon as it arrives, with a hash of
 # all that it depends on. If you kill this anywhere, the next run asks only for what's missing.
@@ -287,8 +287,8 @@ for label, frame in judged.items():
 display(scores.categories(judged))
 
 # %% [markdown]
-# If the counts in the first lines aren't zero, our limits and rules may have cost a model points. In the table, a lot
-# of *no code* means that the model doesn't follow that wording. And here's every sampled answer:
+# If the counts in the first lines aren't zero, our limits and rules may have cost a model points. A lot of *no code*
+# means that the model doesn't follow that wording. Now look at every sampled answer:
 
 # %%
 main = FIVE.name
@@ -473,7 +473,6 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 #
 # ## Recap
 # - The answer never meets the reference, and what it prints decides nothing.
-# - The ceiling comes first.
 # - Models are compared problem by problem, and the rival is the base in its favorite wording.
 # - One comparison is primary, and it's named before the results. All others pay for being many.
 #
