@@ -53,7 +53,7 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What exactly do we measure?
-# "How fast is the server?" has no single answer, because it depends on how long the prompts and the answers
+# **How fast is the server?** That has no single answer, because it depends on how long the prompts and the answers
 # are, and on how many people ask. So we need three words:
 #
 # - A **regime** is a prompt length and an answer length, in tokens: 64/16 means 64 in and 16 out.
@@ -61,8 +61,7 @@ helpers.machine()
 # - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: how many
 #   milliseconds the first token may take at most, and how many each further one.
 #
-# Requests arrive at random moments, whether or not the server is ready, because strangers don't know about
-# each other. Such a test is an **open loop**.
+# Requests arrive at random moments, whether or not the server is ready. Such a test is an **open loop**.
 #
 # <details><summary><b>Why not simulate 30 users who each ask again as soon as they have an answer?</b></summary>
 #
@@ -72,11 +71,9 @@ helpers.machine()
 
 # %%
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from IPython.display import display
 
 from helpers import chat, records, style
 from serving import asking, draw, limits, load, results, server, traffic
@@ -136,8 +133,7 @@ if doubt:
 
 # %% [markdown]
 # Orange is the **time to first token** (TTFT, as in 05): prefill. Blue is the rest of the answer, with a white line for
-# each piece that arrived. Its mean step is the **time per output token** (TPOT): decode. When others use the server,
-# both times grow, but for different reasons, so we keep them apart.
+# each piece that arrived. Its mean step is the **time per output token** (TPOT): decode.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
@@ -154,16 +150,11 @@ what, _, saved = " ".join(words).partition(" --temperature")
 print("vllm", what.replace(" --", " \\\n    --"), "...")
 
 # %% [markdown]
-# Three things make points comparable:
+# `--ignore-eos` makes all answers equally long. And before each point we wait until the server is idle, or we'd
+# measure what somebody else left behind.
 #
-# - `--ignore-eos` makes all answers equally long.
-# - The gaps between requests are random, but scaled so that n requests arrive in n / rate seconds.
-# - Before each point we wait until the server is idle, or we'd measure what somebody else left behind.
-#
-# **A prefix cache keeps what a server has computed for earlier prompts. You measure two points with the
-# same seed. What does the second one measure?**
-#
-# <details><summary>Answer</summary>
+# <details><summary><b>A prefix cache keeps what a server has computed for earlier prompts. You measure two points with
+# the same seed. What does the second one measure?</b></summary>
 #
 # The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its
 # own, the cache is off, and after each point we read what the server itself counted as cached.
@@ -172,19 +163,11 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# Those around which the server stops keeping up. We don't know them beforehand, so we search:
-#
-# - A few requests, one after the other, show how long one takes **alone**.
-# - Two **bursts**, where all requests arrive at once, show roughly how many the server can finish per second. (They
-#   only steer the search. The bursts in the table and the figures come later, with more requests.)
-# - From there the search goes up until one rate is clearly too much, and down until one is clearly fine.
-# - *Bisection* narrows down the rest: it tries the rate in the middle until the next rate above the largest one that
-#   the server keeps up with is at most 25% higher.
-# - A rate that leaves a doubt is repeated right away. The others are measured once or twice more, in later rounds. So
-#   if the machine slowly gets busier, their repeats drift apart.
-# - If results contradict each other, we measure that rate again, up to twice. An example is a rate below the first
-#   overloaded one whose repeats lie more than a fifth apart. If that doesn't help, the table calls it *noisy*.
-#   (`results.noisy` has the four rules.)
+# Those around which the server stops keeping up. We don't know them beforehand, so we search. One request **alone** and
+# two **bursts**, where all requests arrive at once, give a first guess. From there we go up until one rate is clearly
+# too much, and down until one is clearly fine, and then try the rate in the middle, until the limit is known to within
+# 25%. Each rate is measured two or three times, partly in later rounds, so that you see how much the machine itself
+# varies. If results still contradict each other, the table calls that rate *noisy*.
 #
 # How long will that take?
 
@@ -208,62 +191,39 @@ measured = sweep(client, options, cfg, results_in)
 
 # %% [markdown]
 # Every measurement becomes one row of `results.csv`. Each latency has its *floor* beside it: the least time
-# that's physically possible (section 7).
+# that's physically possible (section 7). Below, each rate is one row, the median of its repeats. `delivered` says how
+# many requests per second were answered, and `in time` which share of them kept the objective. **p90** is the time
+# that nine requests in ten stayed below. A rate of `inf` means all at once.
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
 floors = [limits.floors(measurement, machine, config) for measurement in measured]
 table = table.join(pd.DataFrame(floors))
 helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
-
-# %% [markdown]
-# In this summary each rate is one row, the median of its repeats. `delivered` says how many requests per
-# second were answered, and `in time` which share of them kept the objective. **p90** is the time that nine
-# requests in ten stayed below. A rate of `inf` means all at once. Section 5 explains `state`.
-
-# %%
-REGIME = ["input_len", "output_len"]
 style.words(results.summary(table))
 
 # %% [markdown]
-# <details><summary><b>How exactly are these computed?</b></summary>
-#
-# Latencies include every completed request, even those that arrive while the load builds up. `delivered`
-# divides the answered requests by the length of the run without its idle end: when nothing arrives any more, the last
-# request still takes as long as one alone (`results.delivered_rate` has the exact rule). `results.csv` also has the
-# median request (p50), the time that 99 in 100 stayed below (p99), and *goodput*: `delivered` times `in time`.
-# </details>
-#
 # More load shouldn't make a server deliver less or answer sooner. If the table says so all the same, look at the
 # bars in the figures below, from the smallest repeat to the largest. Where two overlap, the dip may be noise.
 #
 # **Believe a difference only if it's larger than the spread of the repeats.**
 #
 # ## 5. Up to which rate would you promise anything?
-# Look at `delivered` and TTFT in the table above before you open the answer.
-#
-# <details><summary>Answer</summary>
-#
-# While the server keeps up, it delivers what's offered, and TTFT grows slowly. Then `delivered` levels off,
-# and every further request only makes the queue longer.
-# </details>
-#
-# The repeats of a rate say which of three states it's in:
+# **In the table above, where does `delivered` stop following the rate, and what does TTFT do there?** The column
+# `state` says it in words:
 #
 # - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
-# - A rate is *overloaded* if **no** repeat delivered 90% of it. A rate more than 2% above anything that was ever
-#   delivered is overloaded as well, even if a short run answers 92% of it: in a longer one the queue would keep
-#   growing.
+# - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above anything that was ever delivered. (A
+#   short run may answer 92% of it, but in a longer one the queue would keep growing.)
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
-# The **knee** is the largest rate that was kept up with, below the first overloaded one. Below the knee every rate
-# counts as kept up, and above an overloaded one every rate as overloaded, because more load can't be easier. (A repeat
-# that delivered less than four fifths of the median repeat was disturbed and doesn't count.)
+# The **knee** is the largest rate that was kept up with, below the first overloaded one.
 
 # %%
 fig, ax = style.figure(7, 3.8)
 draw.curves(ax, table, "delivered_rps", "delivered, requests/s", "rate", "offered")
-knees = {regime: results.kept_up(part) for regime, part in table.groupby(REGIME)}
+knees = {lengths: results.kept_up(part)
+         for lengths, part in table.groupby(["input_len", "output_len"])}
 kept = [f"{low:g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
 ax.set_title("It keeps up with " + ", ".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
@@ -273,62 +233,51 @@ for (inputs, outputs), (last, above) in knees.items():
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's
-# offered. So below the knee, throughput can't tell a fast server from a slow one. The burst can lie higher than all
-# rates, because a server that has many prompts at hand reads several of them in one step.
+# offered. So below the knee, throughput can't tell a fast server from a slow one. (The burst can lie higher than all
+# rates, because a server that has many prompts at hand reads several of them in one step.)
 #
-# How exact is the knee? If a run lasts only a few times as long as one request, `delivered` comes out too low, by up to
-# a fifth (simulated). So the true knee may lie a little higher. But a longer run may also show a queue that this one
-# was too short for. That's why section 8 decides what you can promise.
+# A short run doesn't find the knee exactly. If it lasts only a few times as long as one request, `delivered` comes out
+# up to a fifth too low (simulated). But a longer run may also show a queue that this one was too short for. That's why
+# section 8 decides what you can promise.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# Here's every request at an overloaded rate, and below it at one that the server keeps up with. (Right of the
-# dotted line nothing new arrives.) **What would the upper picture look like with twice as many requests?**
+# Here's every request at an overloaded rate (or all at once, if none was), and below it at one that the server keeps up
+# with. Right of the dotted line nothing new arrives. **What would the upper picture look like with twice as many
+# requests?**
 
 # %%
 part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
-overloaded, calm = results.overloaded_rate(part), results.calm_rate(part)
-shown = {rate: results.first_of(measured, regime, rate) for rate in (overloaded, calm)}
-names = {rate: "all at once" if rate == INF else f"{rate:g}/s" for rate in shown}
+shown = {rate: results.first_of(measured, regime, rate)
+         for rate in (results.overloaded_rate(part), results.calm_rate(part))}
 fig, panels = style.figure(7, 5.4, rows=2, sharex=True)
 for ax, (rate, run) in zip(panels, shown.items(), strict=True):
     draw.requests(ax, run)
-    ax.set_title(f"{names[rate]}: the slowest request takes {max(run.latencies):.1f} s")
+    name = "all at once" if rate == INF else f"{rate:g}/s"
+    ax.set_title(f"{name}: the slowest request takes {max(run.latencies):.1f} s")
+    quarter, half, end = results.under_way(run)
+    print(f"{name:11}: {quarter} without a whole answer when a quarter was sent, {half} at half, "
+          f"{end} when all were")
 panels[0].legend(fontsize=9, loc="best")
 panels[0].set_xlabel("")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of each")
-if overloaded == INF:
-    print("no rate of this run was overloaded, so the upper picture shows a burst")
-
-# %% [markdown]
-# Let's count how many requests have no whole answer yet, at three moments of each run:
-
-# %%
-for rate, run in shown.items():
-    quarter, half, end = results.under_way(run)
-    print(f"{names[rate]:11}: {quarter} under way when a quarter was sent, {half} at half, {end} "
-          "when all were")
-first, further = results.slower_by(shown[overloaded], shown[calm])
-print(f"{names[overloaded]} against {names[calm]}, by medians: {first:+,.0f} ms until the first "
-      f"token, {further:+,.0f} ms from there to the last")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An overloaded server falls further behind as long as requests arrive. So with twice as many, more would be under way
+# An overloaded server falls further behind as long as requests arrive. So with twice as many, more would be unanswered
 # at the end, and they'd take longer still, on the very same server. In the lower picture next to nothing would change.
 # </details>
 #
-# Where do they wait? A step computes at most 2,048 tokens (05): one for each answer that has begun, the rest for new
-# prompts. As long as those fit in, newcomers are let in at once. But everybody shares the steps, and steps with prompts
-# take longer, so **TPOT** grows. If prompts are long, or the server already answers as many as it may, newcomers stand
-# in line, and **TTFT** grows. The last line above says how much of each this run shows.
+# Where do they wait? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
+# tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). If
+# prompts don't fit in any more, newcomers stand in line: **TTFT** grows (orange).
 #
 # **Beyond the knee, latencies measure the length of the test, not the server.**
 #
 # ## 7. How fast could it be?
-# Is the TTFT that you see above good? You can't tell until you know what's possible. The **floor** is the
+# **Is the TTFT that you see above good?** You can't tell until you know what's possible. The **floor** is the
 # least time that this work takes on this machine, whatever the software.
 #
 # - **TTFT.** The whole prompt has to go through every layer. `config.json` tells us how many operations that
@@ -338,14 +287,8 @@ print(f"{names[overloaded]} against {names[calm]}, by medians: {first:+,.0f} ms 
 # - **A queue** has a higher floor. If 30 prompts arrive at once, the median one waits for half of them,
 #   even on a perfect machine.
 #
-# Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by
-# the number of cores. Two cores are a little less than twice as fast as one, so our floor is slightly too low.
-# That's the safe side: we'll never call a possible time impossible. (A GFLOP is a billion operations.)
-
-# %%
-work = physics.prefill_flops(config, regime[0])
-print(f"{machine.system}: {machine.peak / 1e9:,.3g} GFLOP/s, {machine.bandwidth / 1e9:.3g} GB/s; "
-      f"a prompt of {regime[0]} tokens takes {work / 1e9:.3g} GFLOP")
+# Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by the number
+# of cores. That's slightly too much, so we never call a possible time impossible.
 
 # %%
 busy = results.while_it_keeps_up(table)
@@ -356,16 +299,13 @@ draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms (log scale)", "ttft_queue
 ax.set_title(f"While it keeps up, TTFT is {results.two_digits(times.min())} to "
              f"{results.two_digits(times.max())} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats")
-
-# %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
 if measured[0].series.speculation:
     print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
 # A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. For the
-# 31B it isn't: by published numbers (the last figure of this section), two busy H100s read its prompts in about three
-# times their floor. What does the floor of a decode step look like there?
+# 31B it isn't. **What takes longer in its decode step, reading the weights or the arithmetic?**
 
 # %%
 big = architecture.read_config("data/configs/gemma4_31b.json")
@@ -377,13 +317,12 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
 
 # %% [markdown]
 # So a step waits for memory, not for arithmetic, as long as few requests share it. That's why the 31B's server could
-# answer many at once and be hardly slower for each. (The tiny one can't. Its steps hardly wait for memory.)
+# answer many at once and be hardly slower for each.
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
 # chips and on two H100s, with 30 prompts per point. (For the longest prompts we count 7 instead of 30;
-# [10](10_published.ipynb), section 6, says why.) The more prompts wait in line, the higher the floor under
-# their median, so each point has its own:
+# [10](10_published.ipynb), section 6, says why.)
 
 # %%
 published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digitized.csv"), big)
@@ -394,25 +333,23 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
              "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
 
 # %% [markdown]
-# A point on the dashed line would use the machine perfectly. The hollow points lie in the shade, well below it, and no
-# machine with these chips can read those prompts in that time.
-# **So what was measured there?**
+# A point on the dashed line would use the machine perfectly. The hollow points lie well below it, and no
+# machine with these chips can read those prompts in that time. **So what was measured there?**
 #
 # <details><summary>Answer</summary>
 #
 # Most likely the prefix cache of section 3: the same seed sends the same prompts at every rate. The times
-# fall just where the prompts fit into the cache ([10](10_published.ipynb), section 5). In general a point
-# below its floor means cached prompts, shorter prompts than the label says, a wrong peak, or a client so
-# short of CPU that it read several tokens at once.
+# fall just where the prompts fit into the cache ([10](10_published.ipynb), section 5).
+# ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#measuring-and-judging-06-07) has other
+# reasons for an impossible point.)
 # </details>
 #
 # **Compute the floor before you believe a latency, above all your own.**
 #
 # ## 8. What can you promise, and what does it cost?
-# Could you promise the largest rate that the server keeps up with, and at which nine requests in ten kept the
-# objective? Not yet, because a run of seconds can't show a queue that grows slowly. So the rate first has to survive
-# **one long run**, at least twenty times as long as a request takes. If the rate doesn't hold, we try the next lower
-# one. (If a long run delivers far less than the sweep did, we assume that something disturbed it, and repeat it once.)
+# **Could you promise the largest rate that the server keeps up with, and at which nine requests in ten kept the
+# objective?** Not yet, because a run of seconds can't show a queue that grows slowly. So the rate first has to survive
+# one long run, at least twenty times as long as a request takes. If it doesn't hold, we try the next lower one.
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -428,7 +365,7 @@ style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of 
 #
 # ### What does a token cost?
 # A machine costs the same whether it works or not. So a token gets cheaper as long as the server delivers
-# more of them. (Beyond the knee it may deliver no more, or fewer. Then a token gets no cheaper, or dearer.)
+# more of them. (Where a machine has no price, we count its hours.)
 
 # %%
 unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
@@ -437,31 +374,17 @@ draw.price(ax, table, unit, held)
 ax.set_title("More tokens an hour, cheaper tokens")
 style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
              "gray: at the limit; hollow: overloaded")
+print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 
 # %% [markdown]
-# What's that at the rate that held? Nobody's service is busy all day, so the second number is the first one divided by
-# 0.3. (Where a machine has no price, we count its hours.)
-
-# %%
-for run in held:
-    row = results.rows([run.measurement], cfg.slo, machine.dollars_per_hour).iloc[0]
-    price = row.usd_per_million_output if unit == "USD" else row.hours_per_million_output
-    print(f"{load.name_of(run.regime)} at {run.rate:g}/s: a million output tokens cost {price:.2g} "
-          f"{unit} on a machine that's always this busy, {price / 0.3:.2g} {unit} if it's busy "
-          "30% of the time")
-if not held:
-    print("no rate held, so there's no price that anybody could count on")
-
-# %% [markdown]
-# Budget with the last number.
+# Nobody's service is busy all day, so budget with the last number.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
-# Real prompts often share a beginning, and real answers end by themselves. The random ones so far did
-# neither. With `--dataset-name custom` the client reads prompts from a file, one `{"prompt": ...}` per line.
-# We take the six longest requests of 07 and ask each of them twice, because 07 asks for several answers, too.
-# And we send them about as fast as one user would who asks again right after each answer.
+# **Your prompts often share a beginning. How much of them could a prefix cache save?** With a file of prompts, one
+# `{"prompt": ...}` per line, the client sends those, and answers end where they end. We take the six longest requests
+# of 07 and ask each of them twice.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
@@ -474,9 +397,8 @@ longest = sorted(prompts, key=len)[-6:]
 traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
-# Every prompt comes twice, so at least half of the tokens have been there before. But a prefix cache keeps
-# only whole blocks of tokens, and the last token of a prompt is always computed, because something has to say what
-# follows it. **How many of the tokens can it save?**
+# So at least half of the tokens have been there before. But a prefix cache keeps only whole blocks, and the last token
+# of a prompt is always computed, because something has to say what follows it. **Guess the share that it can save.**
 
 # %%
 sent = traffic.read(own, record)
@@ -487,112 +409,77 @@ print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hi
       f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
 
 # %% [markdown]
-# Six requests are second ones. If that line counts fewer, some prompt is no longer than one block. Without its last
-# token the block isn't whole, so it isn't kept.
-#
-# Now we measure two servers in turn, twice each: the one of 05, whose cache is off, and a second one with the cache on.
-# A salt hides from the cache what was sent in an earlier run. (On chips we leave the second server out. They have room
-# for one only, so it would cost two starts.)
+# And how long do these requests take with the cache off? We send them about as fast as one user would who asks again
+# right after each answer:
 
 # %%
 own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt and of an answer
 own_point = load.Point(own_regime, float(f"{1 / arrivals[-1]:.2g}"), load.check_prompts(own), own)
-
-
-def own_run(options, record, name):
-    """One run of our own requests at this server, after one that doesn't count."""
-    asking.post(record, "/v1/completions",
-                {"model": record.name, "prompt": prompts[0], "max_tokens": 8})
-    client.record = record
-    run = load.Bench(client, options, cfg, results_in).measure(own_point, name)
-    assert run.raw["total_input_tokens"] == tokens, "other prompts were sent"
-    print(f"{name}: TTFT {run.percentile('ttft', 50):,.0f} ms, "
-          f"{run.series.cached_tokens:,.0f} tokens came from the cache")
-    return run
-
-
-# %%
-if options.chip:
-    own_run(options, record, "own-off-1")
-else:
-    warm = replace(options, prefix_caching=True, port=0)
-    place = helpers.run_dir("serve", "warm")
-    off, on = [], []
-    with server.running(warm, place):
-        for turn in (1, 2):
-            off.append(own_run(options, record, f"own-off-{turn}"))
-            on.append(own_run(warm, server.current(place), f"own-on-{turn}"))
-    display(style.words(traffic.compare(off, on, hits)))
+run = load.Bench(client, options, cfg, results_in).measure(own_point, "own-off-1")
+print(f"median TTFT {run.percentile('ttft', 50):,.0f} ms, TPOT {run.percentile('tpot', 50):,.1f} "
+      f"ms; {run.series.cached_tokens:,.0f} tokens came from the cache")
 client.close()
 
 # %% [markdown]
-# Each entry is the median request of both runs, with the fastest and the slowest in brackets. We speak of a difference
-# only if the median with the cache lies outside everything that was seen without it, on the same side in both runs. The
-# first row is what the cache is for. The other requests compute as much as before, and decoding doesn't use this cache,
-# so there we expect *within the spread*. If a row surprises you, in either direction, don't explain it away: two runs
-# of a dozen requests can't tell a cause from an accident, so measure again with more.
-#
-# If your users share a long system message, turn the cache on in 05 (`prefix_caching=True`). But a number
-# with a warm cache also measures how repetitive your prompts are. Report it next to the cold number, not in
-# its place.
+# [Is a prefix cache worth it?](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#is-a-prefix-cache-worth-it)
+# has the lines that ask a second server with the cache on, and compare. If your users share a long system message, turn
+# it on in 05 (`prefix_caching=True`). But a number with a warm cache also measures how repetitive your prompts are.
+# Report it next to the cold number, not in its place.
 #
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
 # ## Recap
 # - The knee is the largest rate that the server keeps up with in every repeat. Beyond it, latencies measure
 #   the test's length.
-# - You can trust a point because of how it was made: without a cache, with fresh prompts, in several repeats. A
-#   promise and a price need a long run, too.
+# - A point needs fresh prompts, no cache, and several repeats. A promise and a price need a long run, too.
 # - The floor beside a latency says what's possible, and what can't be true.
 #
-# If something goes wrong, look up the symptom in
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. How many requests are under way at the knee, on average? Guess it from two columns of `results.csv`:
-#    `print(table[["rate", "delivered_rps", "e2el_p50_ms"]])` shows how many requests per second are answered, and how
-#    many milliseconds one takes from start to end. Then look at the column `in_flight`, the mean number under way. What
-#    did you have to know about the server?
+# 1. **Be stricter.** Allow a quarter of the milliseconds. Guess from the table: which rates still have nine requests in
+#    ten in time?
 #
 # <details><summary>Solution</summary>
+#
+# ```python
+# strict = [limit / 4 for limit in cfg.slo]
+# style.words(results.summary(results.rows(measured, strict)))
+# ```
+#
+# Nothing has to be measured again, because every request's times are kept. The knee stays where it is: it doesn't
+# depend on the objective. What you can promise does.
+# </details>
+#
+# 2. **How many requests are under way at the knee, on average?** Guess it from two numbers: how many are answered per
+#    second, and how long each takes. Then compare with `in_flight`, which was counted.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# knee, _ = knees[regime]
+# columns = ["delivered_rps", "e2el_p50_ms", "in_flight"]
+# delivered, latency, in_flight = part[part.rate == knee][columns].median()
+# print(f"{delivered * latency / 1e3:.2g} by the law, {in_flight:.2g} counted")
+# ```
 #
 # Requests per second, times the seconds that each of them stays: that's *Little's law*. You needn't know anything
-# about the server, because it's only counting. (The cell below takes the median latency, and the law is about the
-# mean, so the two numbers differ.)
+# about the server, because it's only counting. (The law is about the mean latency, and here's the median, so the two
+# numbers differ.)
 # </details>
 #
-# 2. One request has a prompt 100 times as long as the others. Whose TTFT grows? And why doesn't the server
-#    answer the short ones first?
+# 3. **When does a drafter stop paying?** It (05) proposes four tokens, and the model checks them in one step. If it
+#    accepts two, the step makes three tokens, but it costs the arithmetic of five. Up to how many requests at once does
+#    the 31B's step of section 7 still wait for memory?
 #
 # <details><summary>Solution</summary>
 #
-# The TTFT of everybody who came after it. The server reads prompts in the order in which they arrive, in
-# pieces of 2,048 tokens (section 6). And while it reads these pieces, everybody's TPOT grows.
+# ```python
+# print(reading / (5 * computing))
+# ```
 #
-# Shortest first would be quicker on average. But as long as short prompts keep coming, the long one would never be
-# read. And nobody knows beforehand how long an answer will be, so "short" can only mean the prompt.
+# It's about 108. But the cache of the v6e-8 holds 187,643 tokens (05, section 5), or 91 requests of 2,048. So it's full
+# before the arithmetic counts, and with such requests the drafter could at best triple the speed, before its own cost.
 # </details>
 #
-# 3. A drafter (05) proposes four tokens, and the model checks them in one step. If it accepts two, the step
-#    makes three tokens, but it costs the arithmetic of five. Take the 31B's numbers from section 7. Up to
-#    how many requests at once does such a step still wait for memory?
-#
-# <details><summary>Solution</summary>
-#
-# As long as five times the arithmetic of all requests takes less than the reading, so divide the reading by
-# five times the arithmetic. (The requests' own cache has to be read, too, so it's even more.) The cache of the
-# v6e-8 holds 187,643 tokens (05, section 5), or 91 requests of 2,048, so it's full before the arithmetic
-# counts. With such requests the drafter could at best triple the speed, before its own cost.
-# </details>
-
-# %%
-last = knees[regime][0]
-at_knee = table[(table.rate == last) & (table.input_len == regime[0])].median(numeric_only=True)
-counted = at_knee.delivered_rps * at_knee.e2el_p50_ms / 1e3
-answers = [("1", "under way: by the law, in_flight", f"{counted:.2g}, {at_knee.in_flight:.2g}"),
-           ("3", "requests at once", f"{reading / (5 * computing):.0f}")]
-style.folded("The numbers for exercises 1 and 3",
-             pd.DataFrame(answers, columns=["exercise", "what", "number"]))
-
-# %% [markdown]
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)

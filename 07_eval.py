@@ -16,14 +16,14 @@
 # # 07 · pass@k that can be believed
 #
 # Is the tuned model better than its base, and how sure can you be? You'll judge one answer by hand, try to
-# cheat the judge, ask both models for hundreds of modules, and compare them problem by problem.
+# cheat the judge, and compare both models problem by problem.
 #
 # | | |
 # |---|---|
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
-# | **Time and cost** | tiny: four to five minutes on two CPU cores without AVX-512 (measured). 31b: 7,488 answers of the base, 5,928 of the tuned model and 780 of the base with thinking, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
+# | **Time and cost** | tiny: four to five minutes on two CPU cores without AVX-512 (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 #
 # Every answer is saved before it's judged, so a second run asks for nothing and needs no server.
 
@@ -54,13 +54,11 @@ helpers.machine()
 # ## 1. What's in the exam?
 # **What does one question of this exam look like?** It's three files. A **prompt** asks for a *module*, which
 # is a circuit with inputs and outputs. A **reference**, `RefModule`, is such a module, and it's right. A **testbench**,
-# `tb`, plays the outside world: it feeds the same signals to the reference and to the model's answer, `TopModule`. It
-# compares their outputs whenever the clock changes, and prints `Mismatches: X in Y samples`. Icarus Verilog compiles
-# the files (`iverilog`) and runs the simulation (`vvp`).
+# `tb`, plays the outside world: it feeds the same signals to the reference and to the model's answer, `TopModule`.
+# Whenever the clock changes, it compares their outputs. At the end it prints `Mismatches: X in Y samples`. The
+# simulator is Icarus Verilog.
 #
 # E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. The tiny model takes 38 problems of ours.
-#
-# **A question is a prompt, a module that's right, and a testbench that compares.**
 
 # %%
 import math
@@ -100,9 +98,10 @@ TINY = Settings(problems="data/tiny_eval", completion="", disputed=(), max_token
 cfg = helpers.choose({"31b": FULL, "e2b": Settings(in_flight=32), "tiny": TINY})
 
 # %% [markdown]
+# **A question is a prompt, a module that's right, and a testbench that compares.**
+#
 # ## 2. One problem by hand
-# **How is an answer graded?** Let's do it by hand, with a problem that you know. Here are its prompt and its
-# reference:
+# **How is an answer graded?** Let's do it by hand, with a problem that you know:
 
 # %%
 COUNTER = next(problem for problem in verilog.load_problems("data/tiny_eval")
@@ -110,15 +109,9 @@ COUNTER = next(problem for problem in verilog.load_problems("data/tiny_eval")
 print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %% [markdown]
-# Here are four answers to it. The first is right. The second counts the wrong way. The third also counts the
-# wrong way, but it prints the winning line itself. The last one is prose.
-#
-# <details><summary><b>Which of them would pass a judge that searches the output for
-# <code>Mismatches: 0</code>?</b></summary>
-#
-# The first and the third. verilog-eval's own analyzer is such a judge: it passes any log in which some
-# line says 0 mismatches, whoever printed that line.
-# </details>
+# Here are four answers. The first is right. The second counts the wrong way. The third does, too, but it prints
+# the winning line itself. The last one is prose. **Which of them would pass a judge that searches the output for
+# `Mismatches: 0`?**
 
 # %%
 RIGHT = verilog.as_answer(COUNTER)
@@ -130,77 +123,48 @@ display(scores.verdict_table(
     {name: verilog.judge(COUNTER, code) for name, code in answers.items()}))
 
 # %% [markdown]
-# Only behavior counted: the forger got nothing for its line. Every answer ends up in one **category**.
-#
-# <details><summary>The nine categories</summary>
-#
-# | category | what happened |
-# |---|---|
-# | pass | no sample differs |
-# | mismatch | it runs, and it differs |
-# | timeout | 30 seconds of CPU, or the testbench's own `TIMEOUT` |
-# | runtime | the simulation broke down |
-# | compile, syntax | Icarus doesn't accept it |
-# | refused | it opens files, or ends the simulation |
-# | no code | there's no module |
-# | broken problem | the problem's own files don't compile: nobody's fault |
-#
-# What counts as wrong is what verilog-eval counts as wrong: same command line, same fatal messages. Only
-# *where* we read the verdict differs.
-#
-# </details>
+# The first and the third would. verilog-eval's own analyzer is such a judge: it passes any log in which some line says
+# 0 mismatches, whoever printed it. Our judge gave the forger nothing. (Otherwise it has verilog-eval's rules;
+# [all nine categories](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07).)
 #
 # **An answer is graded by what it does, never by what it says.**
 #
 # ## 3. A judge that an answer can't talk to
 # **Why not just compile everything together?** Because an answer is untrusted code. In one program with
 # testbench and reference it can print, stop the simulation, read the reference by its name (`good1.state`), or
-# overwrite an input signal that both share. You could guard against each trick, but one day you'd miss one. So
-# here the answer never meets the reference, and the program that decides never meets the answer:
+# overwrite an input that both share. If you guard against each trick, one day you'll miss one. So here the
+# answer never meets the reference, and the program that decides never meets the answer:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
-# First comes the **exam**. The testbench asks its questions of the answer alone, and we record what the answer's
-# outputs do. There's no reference in this program, and the testbench's names are drawn anew each time. Then comes
-# the **grading**: testbench and reference run together, and this second program gets the recording instead of the
-# answer. Only it can pass the answer, and it doesn't contain a word of what the model wrote.
+# First comes the **exam**: the testbench questions the answer alone, and we record what the answer's outputs do. Then
+# comes the **grading**: testbench and reference get the recording in place of the answer. Not a word of what the model
+# wrote is in this second program.
 #
-# <details><summary><b>What can an answer still do in its exam?</b></summary>
-#
-# It can read the disk, end the simulation early, or use up the machine. So it may open no file, the exam must last as
-# long as the testbench does, and both programs have limits on time, memory and output.
-# </details>
-#
-# Try it yourself. This is the *right* counter, with one more line inside.
+# Now cheat. Each line below goes into the *right* counter. **Which of these seven counters pass?**
 
 # %%
 TRICKS = {
     "stop after one sample": "initial @(posedge clk) $finish;",
-    "the same, by a macro (a name for text)": "`define END $finish\ninitial @(posedge clk) `END;",
     "read the reference": "wire peek = good1.state;",
-    "force the verdict": "initial force tb.tb_mismatch = 0;",
     "force an input": "initial force clear = 0;",
     "read a file": 'integer f; initial f = $fopen("ref.sv", "r");',
     "never end": "reg x = 0; initial forever x = ~x;",
     "print every name it can learn": 'initial $display("%mMismatches: 9 in 9 samples");',
     "only mention $finish": '// $finish; good1.state\n  localparam S = "endmodule $finish";'}
-
-# %%
 quick = sandbox.Limits(seconds=2)
-verdicts = {}
-for name, trick in TRICKS.items():
-    tricked = RIGHT.replace("endmodule", f"  {trick}\nendmodule")
-    verdicts[name] = verilog.judge(COUNTER, tricked, quick)
-display(scores.verdict_table(verdicts))
+tricked = {name: RIGHT.replace("endmodule", f"  {trick}\nendmodule")
+           for name, trick in TRICKS.items()}
+display(scores.verdict_table(
+    {name: verilog.judge(COUNTER, code, quick) for name, code in tricked.items()}))
 
 # %% [markdown]
-# The last two pass, and they should: what a right answer prints or mentions harms nobody. And honest answers are
-# graded as before: the references of verilog-eval and of the tiny benchmark get the same verdicts and mismatches
-# as in one program. A generator in
+# The last two pass, and they should: what a right answer prints or mentions harms nobody. In the exam an answer could
+# still read the disk or use up the machine, so it may open no file, and time, memory and output are limited.
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
-# thousand attacks, and none of them passes.
+# thousand attacks more, and none of them passes.
 #
 # **The program that decides never meets the answer.**
 #
@@ -220,20 +184,17 @@ for ceiling in ceilings.values():
         display(scores.verdict_table(ceiling.lost))
 
 # %% [markdown]
-# In the tiny benchmark everything can be won. Of verilog-eval's 156 problems it's 151 on Icarus 11 and 152
-# on Icarus 12. In its other task, code-complete, it's 152 and 153 (measured;
+# Of verilog-eval's 156 problems, 151 can be won on Icarus 11 and 152 on Icarus 12 (measured;
 # [why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#measuring-and-judging-06-07)). Some people
 # dispute five problems, so we give scores with and without those.
 #
 # **Know the ceiling before you read a score.**
 #
 # ## 5. Asking
-# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a
-# **plan**: which wording, how many answers to a problem, and how random. `temperature` sets how random the
-# choice of each token is. With `top_p` of 0.95, only the likeliest tokens can be chosen: just enough of them to hold
-# 95% of the probability. **Greedy** means temperature 0: always the likeliest token.
-#
-# There are four wordings:
+# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a **plan**:
+# a wording, a number of answers, and how random they are. At `temperature` 0 the model always writes its likeliest
+# token. That's called **greedy**. With `top_p` of 0.95 it draws only from the likeliest tokens, just enough of them to
+# hold 95% of the probability. There are four wordings:
 #
 # - `trained chat` is the chat that the model was trained with. It's the main one.
 # - `official` is verilog-eval's own chat (without the one to four examples that it can put first).
@@ -247,9 +208,8 @@ plans = ways.SHORT if cfg.short else ways.LARGE
 style.words(ways.table(plans))
 
 # %% [markdown]
-# Are we asking the right model? What's served has to be what 04 merged, and it has to be asked the way it was
-# trained, so we compare what 02, 03 and 04 have written down. Of 05's server we change one setting: the prefix cache
-# is on, because several answers share a prompt.
+# Is it the right model? `check_model` stops if the model isn't what 04 merged, or isn't asked the way it was trained.
+# The server is 05's, with one change: the prefix cache is on, because several answers share a prompt.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -257,6 +217,9 @@ merge, meta = records.Merge.load(), records.DataMeta.load()
 exam.check_model(merged, merge, meta)
 options = replace(serve_options.read(helpers.run_dir("serve")), prefix_caching=True)
 models = {"tuned": merged, "base": remote.stage(options.base or merge.recipe.base_path)}
+
+# %% [markdown]
+# And here's what the models will read: one problem in each wording.
 
 # %%
 tokenizer = chat.load_tokenizer(merged)
@@ -268,8 +231,8 @@ for wording, name in ways.one_of_each_wording(plans).items():
     print(f"── {name}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
 
 # %% [markdown]
-# That's one problem in each wording. Is it a fair question? It isn't if the answer stood in the training rows. So we
-# compare the trained *answers* with the references, without comments, spaces and module names:
+# It isn't a fair question if the answer stood in the training rows. So we compare the trained *answers* with the
+# references, without comments, spaces and module names:
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -279,14 +242,12 @@ print(f"{leaks.trained:,} different trained modules; references among them: {len
 exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
-# If it says 0, no reference was copied, but a near copy doesn't show here. By 02's measure (section 5 there) the counter
-# above is close to a training row: little more than a width differs. So the tiny exam asks for new combinations of
-# familiar parts, not for new designs. And nobody knows what a downloaded base has read: probably HDLBits, the site that
+# A 0 means that no reference was copied. Near copies don't show here: the tiny exam asks for new combinations of
+# familiar parts ([02](02_data.ipynb), section 5). And a downloaded base has probably read HDLBits, the site that
 # verilog-eval's problems come from.
 #
 # Now we ask both models everything. Each answer becomes a line of `samples.jsonl` as soon as it arrives, with a hash of
-# the model, the serving options, the plan and the prompt. If you kill this anywhere, the next run asks only for what's
-# missing.
+# all that it depends on. If you kill this anywhere, the next run asks only for what's missing.
 
 # %%
 @contextmanager
@@ -298,7 +259,6 @@ def client_of(path):
                      alive=lambda: server.is_alive(place), key=options.key())
 
 
-# %%
 def answers_of(label, path, plans, tasks, prompts, folder=""):
     """All answers of one model, from disk where they are saved, else from a server."""
     maker = [weights.fingerprint(path), cfg.max_tokens, options.answering()]
@@ -316,67 +276,45 @@ replies = {label: answers_of(label, path, plans, tasks, prompts)
 # **A score belongs to a model that's asked in one particular way, so write the way down.**
 #
 # ## 6. From text to code
-# **Which part of an answer is the module?** We fixed one rule beforehand, and we don't repair anything. If there are
-# several fenced blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts
-# come first. The `official` plans are read by verilog-eval's own rule instead.
-#
-# <details><summary><b>A model writes a wrong draft in one fence, then the right module in another. What
-# does each rule give it?</b></summary>
-#
-# Our rule takes the last fence, so the answer passes. verilog-eval's rule takes the first, so it's a mismatch. (It
-# asks for code between [BEGIN] and [DONE], so to it a fence between them is a syntax error.)
-# </details>
+# **Which part of an answer is the module?** We fixed one rule beforehand, and we repair nothing: of several fenced
+# blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts come first.
+# The `official` plans are read by verilog-eval's rule, which takes the first fence.
 
 # %%
 judged = {label: scores.judge_answers(samples, tasks, plans) for label, samples in replies.items()}
 for label, frame in judged.items():
-    odd = [f"{count} {what}" for what, count in scores.oddities(frame).items()]
-    print(f"{label}: {len(frame)} answers; {', '.join(odd)}")
+    print(f"{label}: {len(frame)} answers; {scores.oddities(frame)}")
+display(scores.categories(judged))
 
 # %% [markdown]
-# Look at these counts first. If they aren't zero, our limits and rules may have cost the model points.
-#
-# What do we compare it with? The tuned model's **rival** is the base, asked in the wording that suits it best: the one
-# with the highest pass@1 (the share of answers that pass). We choose it by its score on these same problems, and the
-# best of several scores is partly luck, so this choice favors the base a little.
+# If the counts in the first lines aren't zero, our limits and rules may have cost a model points. A lot of *no code*
+# means that the model doesn't follow that wording. Now look at every sampled answer:
 
 # %%
 main = FIVE.name
 wordings = ways.sampled_wordings(plans)
-base_passes = judged["base"].groupby("plan").passed.mean()
-rival = base_passes[wordings].idxmax()
-print(base_passes[wordings].map("{:.1%}".format).to_string(), f"\nrival: the base by {rival}")
-
-# %% [markdown]
-# Here's every answer: the tuned model's, its rival's, and the base's in the trained chat.
-
-# %%
 version = ".".join(map(str, sandbox.icarus_version()))
 where = f"measured, {helpers.size()}, {len(problems)} problems, Icarus {version}"
 strips = [exam.Strip(label, plan, judged[label].query("plan == @plan"))
-          for label, plan in dict.fromkeys([("tuned", main), ("base", rival), ("base", main)])]
+          for label, plan in [("tuned", main), *(("base", name) for name in wordings)]]
 exam.draw_answers(strips, "07_answers", where)
-display(scores.categories(judged))
 
 # %% [markdown]
-# If a column is mixed, another try would help. And a lot of *no code* means that the model doesn't follow this wording.
+# If a column is mixed, another try would help. How much?
 #
 # **Fix the rule before you see the answers.**
 #
 # ## 7. pass@k without bias
-# **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say we
-# sampled n answers and c of them pass. There are C(n, k) ways to pick k of the n, and C(n-c, k) of them pick
-# failures only. So pass@k is 1 - C(n-c, k) / C(n, k), and that's unbiased: on average it's the truth.
+# **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say 3 of 5 answers
+# pass. What's pass@2? List the pairs: there are ten, and only the pair of the two failures fails. So it's 0.9.
 #
-# <details><summary><b>Is the tempting 1 - (1 - c/n)<sup>k</sup> too high or too low?</b></summary>
+# The same for any numbers: with n answers of which c pass, there are C(n, k) ways to pick k of them, and
+# C(n-c, k) pick failures only. So pass@k is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
 #
-# Too low on average, for k > 1. It picks with replacement, so it may pick the same failure twice.
-# </details>
-#
-# Here's the function, and a test with answers that pass 30% of the time:
+# It's tempting to take 1 - (1 - c/n)<sup>k</sup> instead. **Is that too high or too low?** Let's see, for answers that
+# pass 30% of the time:
 
 # %%
-helpers.show_source(verilog.pass_at_k)
 p, n, k = 0.3, 5, 2
 chances = [math.comb(n, c) * p**c * (1 - p)**(n - c) for c in range(n + 1)]
 unbiased = sum(chance * verilog.pass_at_k(n, c, k) for c, chance in enumerate(chances))
@@ -384,18 +322,12 @@ tempting = sum(chance * (1 - (1 - c / n)**k) for c, chance in enumerate(chances)
 print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {tempting:.4f}")
 
 # %% [markdown]
-# **Try one by hand: 3 of 5 answers pass. What's pass@2?** List the pairs.
-#
-# <details><summary>Answer</summary>
-#
-# There are ten pairs, and only the pair of the two failures fails. So it's 0.9, and `verilog.pass_at_k(5, 3, 2)`
-# agrees.
-# </details>
+# Too low, because it picks with replacement: it may pick the same failure twice.
 #
 # **Count the picks that fail; don't multiply chances.**
 #
 # ## 8. How sure are we?
-# **Would another 38 problems have given the same score?** The problems are a sample of what one could ask,
+# **Would as many other problems have given the same score?** The problems are a sample of what one could ask,
 # so we **bootstrap** over them: we draw as many problems as there are, with replacement, and average their scores. We
 # repeat that 10,000 times and keep the middle 95% of the averages. That range is the interval:
 
@@ -414,13 +346,9 @@ mean, low, high = bootstrap(tuned_scores)
 print(f"tuned, {main}: pass@1 {mean:.1%} ({low:.1%} to {high:.1%})")
 
 # %% [markdown]
-# <details><summary><b>Not one of 38 problems passes. Is the true share zero?</b></summary>
-#
-# Not necessarily: with 0 of 38, the exact 95% interval reaches up to 9%. A bootstrap can't show that, because all its
-# samples are zero, too. So if all scores are 0, or all are 1, the table takes the exact interval.
-# </details>
-#
-# And here are all the scores, in percent with their intervals:
+# **If none of 38 problems passes, is the true share zero?** Not necessarily: the exact 95% interval of 0 in 38 reaches
+# up to 9%. A bootstrap can't show that, because all its samples are zero, too. So where all scores are 0, or all are
+# 1, the table takes the exact interval. All scores, in percent:
 
 # %%
 disputed = np.array([name.startswith(cfg.disputed) for name in names])
@@ -429,23 +357,24 @@ scores.percents(board)
 
 # %% [markdown]
 # Compare the base in the row `trained chat` with the base in the row `comment`: the same weights, asked
-# differently. **A pass@k belongs to a model *and* a wording, so whoever quotes one must name both.**
+# differently.
+#
+# **A pass@k belongs to a model *and* a wording, so whoever quotes one must name both.**
 #
 # ## 9. Two models on the same problems
-# **Is the tuned model really better, or was it lucky?** First say which comparison counts, before you look. Ours is the
-# tuned model in its chat minus its rival, both sampled: that's the **primary** one. All others are *secondary*.
+# **Is the tuned model really better, or was it lucky?** In the trained chat the base may lose only because it doesn't
+# know that wording. So the tuned model's **rival** is the base in the wording that suits it best. (We choose that
+# wording by its score on these same problems, which favors the base a little.)
 #
-# <details><summary><b>Why not the base in the trained chat, too?</b></summary>
-#
-# There it may lose only because it doesn't know that wording. To see what else the tuned model has learned, compare it
-# with the base at its best.
-# </details>
+# Say which comparison counts before you look. The tuned model in its chat minus its rival, both sampled, is the
+# **primary** one. All others are *secondary*.
 
 # %%
-primary = scores.Wordings(base=rival, tuned=main)
-secondary = [scores.Wordings(base=name, tuned=main) for name in wordings if name != rival]
-secondary += [scores.Wordings(base=name, tuned=name) for name in ways.greedy_of_both(plans)]
+base_passes = judged["base"].groupby("plan").passed.mean()
+rival = base_passes[wordings].idxmax()
+primary, *secondary = scores.compared_wordings(plans, rival)
 pairs = scores.pairs_of(runs, [primary, *secondary])
+print(f"rival: the base by {rival}")
 
 # %% [markdown]
 # Both models fail on the hard problems. So we compare **pairs**: one difference for each problem, and then it doesn't
@@ -461,20 +390,13 @@ print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().
 
 # %% [markdown]
 # Whoever looks at several comparisons will find one that looks good by chance. So the secondary ones are judged by
-# **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on. (No p
-# by Holm may be smaller than the one before it, so equal ones stay equal. And m counts the primary one, too, which errs
-# on the careful side.)
+# **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on, and
+# none may come out smaller than the one before it. If interval and p disagree, the verdict is *at the edge of luck*,
+# which means: not decided.
 
 # %%
 display(style.words(scores.pairs_table(pairs, primary)))
 print(*scores.findings(pairs, primary, runs), sep="\n")
-
-# %% [markdown]
-# The interval and p can disagree near the edge: with 38 problems the bootstrap's interval is a little too narrow, and
-# flipped signs are a little too careful. And Holm's p pays for being one of many, which the interval doesn't. If
-# interval and p disagree, the verdict is *at the edge of luck*, which means: not decided.
-
-# %%
 share = np.mean(ceilings["spec-to-rtl"].winnable)
 exam.draw_board(pairs, primary, share, "07_scores", where)
 
@@ -483,27 +405,22 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 #
 # - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, it learned to answer in it.
 # - *The primary row.* If it learned more than to answer, you see it here. The tiny base has read a corpus in which we
-#   broke 40% of the modules ([09](09_tiny_base.ipynb)), and it writes what it has read. So if there's a gain, we think
-#   it's mostly a *preference*, for the right one of two versions that it knows. Look at pass@5 in section 8, too. The
-#   base can be ahead there, as it is by `comment` in the stored run. Then tuning has changed what the model writes
-#   first, more than what it can write. (That's a hint and no proof: near 100% any gain has to shrink.)
-# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. In the stored run the
-#   tuned model passes nothing in the first, and more than in its own chat in the second. So a new wording can cost
-#   everything or nothing. Test the ones that your users will use.
+#   broke many modules ([09](09_tiny_base.ipynb)), and it writes what it has read. So we think that a gain is mostly
+#   a *preference*, for the right one of two versions that it knows. Compare pass@5 in section 8, too: if the gain
+#   shrinks or turns there, tuning has changed what the model writes first, more than what it can write. (That's a hint
+#   and no proof: near 100% any gain has to shrink.)
+# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill go along?
+#   Test the wordings that your users will use.
 #
-# And p knows nothing of another training seed. [11](11_qlora.ipynb), section 2, shows a difference of ten
-# points with p = 0.002 that disappeared with two more seeds. At 31B the strongest rival is probably the base with
-# *thinking* switched on, so the long list of plans asks it, too;
-# [`neighbors.csv`](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/published/neighbors.csv) has what others have
-# published nearby.
+# And p knows nothing of another training seed: [11](11_qlora.ipynb), section 2, shows a difference of ten
+# points with p = 0.002 that disappeared with two more seeds. (At 31B the strongest rival is probably the base with
+# *thinking* switched on, so the long list of plans asks it, too.)
 #
 # **Say what your interval says, and no more.**
 #
 # ## 10. Why did it fail?
-# **What does a wrong answer look like from the inside?** A score says how often, and a failure says why. We take the
-# shortest module of the tuned model that runs and differs. The simulator has recorded its signals (as a *VCD*
-# file), and the table shows them up to the first comparison that fails. A column is a moment, `_ref` is the
-# reference's output, and `_dut` is the answer's ("device under test").
+# **What does a wrong answer look like from the inside?** A score says how often, and a failure says why. Here's the
+# shortest module of the tuned model that runs and differs:
 
 # %%
 found = scores.shortest_failure(judged["tuned"], replies["tuned"], main, problems)
@@ -514,6 +431,10 @@ failed = verilog.judge(problem, code, waves=waves)
 verdict = f"{failed.category}: {failed.detail}"
 print(problem.prompt.strip(), exam.numbered(code), verdict, sep="\n\n")
 
+# %% [markdown]
+# The simulator has recorded its signals, up to the first comparison that fails. A column is a moment, `_ref` is the
+# reference's output, and `_dut` is the answer's ("device under test").
+
 # %%
 if waves.exists():  # verilog-eval's testbenches record them; another one may not
     signals = scores.before_first_mismatch(scores.waveform(waves), failed.log)
@@ -521,76 +442,45 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
     print(*scores.what_differs(signals.iloc[-1]), sep="\n")
 
 # %% [markdown]
-# **Which line of the code does it?** Take the output that's named below the table, and find the lines that write to
-# it. Put the inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute
-# by hand. (`&word` is the AND of all bits of `word`, `|word` their OR.) If you get the answer's value, you've found the
-# line. Fix it with `code.replace`, and `verilog.judge(problem, fixed)` should pass.
-# ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
-# usual patterns. GTKWave and Surfer open `eval/failure.vcd`.)
+# **Which line of the code does it?** Find the lines that write to the output that's named below the table. Put the
+# inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute by hand. If you
+# get the answer's value, you've found the line. Fix it with `code.replace`, and `verilog.judge(problem, fixed)` should
+# pass. ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
+# usual bugs. GTKWave and Surfer open `eval/failure.vcd`.)
 #
 # **Look at one failure before you believe a score.**
 #
-# ## 11. And if your task isn't Verilog?
-# **What has to change for another task?** Little. `verilog.questions("mine.jsonl", score=...)` makes a benchmark
-# from lines with `question` and `answer`. You write the score, a function, and you get the same intervals and the same
-# pairing.
-# [The ten lines](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#score-questions-of-your-own)
-# run on this page, and the same guide shows how to test what the model *forgot*.
-#
-# **Try your score on a bad answer first: a score that nobody fails compares nothing.**
-#
-# ## 12. Save what was measured
-# **What do you keep?** A summary and a CSV in verilog-eval's own form for each model, and one file that
-# compares the two.
+# ## 11. Keep it, and bring your own task
+# **What do you keep?** A summary and a CSV in verilog-eval's own form for each model, and one file that compares the
+# two. The answers are on disk already.
 
 # %%
 about = {"settings": asdict(cfg) | {"plans": [asdict(plan) for plan in plans]},
          "n_problems": len(names), "served": options.measured(), "icarus": version}
-comparison = scores.comparison(pairs, primary, wordings) | {
+scores.save(helpers.run_dir("eval"), judged, runs, names, about)
+comparison = scores.comparison(pairs, primary, wordings, board) | {
     "model_hash": options.model_hash, "plan": asdict(FIVE),
     "n_winnable": sum(ceilings["spec-to-rtl"].winnable)}
-for label, frame in judged.items():
-    scores.per_problem_csv(frame, helpers.run_dir("eval", label, "per_problem.csv"))
-    kept = scores.summary(frame, scores.of_model(runs, label), names)
-    helpers.write_json(helpers.run_dir("eval", label, "summary.json"), about | kept)
-    at_k = board.loc[main].xs(label, level="model")["all"].to_dict()
-    comparison[label] = at_k | {"n_problems": len(names)}
 helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 
 # %% [markdown]
+# And if your task isn't Verilog? `verilog.questions("mine.jsonl", score=...)` makes a benchmark from lines with
+# `question` and `answer`. The score is a function of yours, and you get the same intervals and the same pairing.
+# [The ten lines](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#score-questions-of-your-own)
+# run on this page. The same guide shows how to test what the model *forgot*.
+#
 # **Keep the answers. You can compute a score again, but sampled answers never come back.**
 #
 # ## Recap
 # - The answer never meets the reference, and what it prints decides nothing.
-# - The ceiling comes first, and an answer without code is a failed answer.
 # - Models are compared problem by problem, and the rival is the base in its favorite wording.
 # - One comparison is primary, and it's named before the results. All others pay for being many.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. **What did pairing save?** Bootstrap both models *separately*, and take the difference of their means. By what
-#    factor is that interval wider than the paired one? How many problems would you need without pairs, for each one
-#    that you need with them?
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# base_scores = scores.per_problem(runs["base", rival], k=1)
-# draw = np.random.default_rng(0)
-# shape = (10_000, len(names))
-# apart = draw.choice(tuned_scores, shape).mean(1) - draw.choice(base_scores, shape).mean(1)
-# low, high = np.percentile(apart, [2.5, 97.5])
-# _, paired_low, paired_high = pairs[primary]["difference"]
-# wider = (high - low) / (paired_high - paired_low)
-# print(f"{wider:.2f} times as wide, so {wider**2:.2f} times as many problems")
-# ```
-#
-# An interval shrinks with the square root of the number of problems, so you need the square of the factor. The more
-# the two models agree on which problems are hard, the more pairing saves.
-# </details>
-#
-# 2. **Write a wrong counter that fails in as few samples as you can.** Can you get from 295 down to two? And to none?
+# 1. **Fool the testbench.** Write a wrong counter that fails in as few samples as you can. Can you get from 295 down to
+#    two? And to none?
 #
 # <details><summary>Solution</summary>
 #
@@ -603,23 +493,29 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # ```
 #
 # With 3 it's 20 samples, with 6 two. With 7 it passes, because the testbench never lets the counter get that far. So
-# *pass* means: no difference where this testbench looked. (An answer that passes without counting at all is another
-# matter. We know of none; if you find one, `tests/hostile/` wants it.)
+# *pass* means: no difference where this testbench looked.
 # </details>
 #
-# 3. **How many problems would you need to detect a difference of 2 points**, if differences vary as much as here?
+# 2. **What did pairing save?** Bootstrap both models *separately*, and take the difference of their means. By what
+#    factor is that interval wider than the paired one? And how many problems does it take to know a difference to
+#    within 2 points? Guess both before you compute.
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# _, low, high = pairs[primary]["difference"]
-# print(round(len(names) * ((high - low) / 2 / 0.02) ** 2))
+# base_scores = scores.per_problem(runs["base", rival], k=1)
+# draw = np.random.default_rng(0)
+# shape = (10_000, len(names))
+# apart = draw.choice(tuned_scores, shape).mean(1) - draw.choice(base_scores, shape).mean(1)
+# low, high = np.percentile(apart, [2.5, 97.5])
+# _, paired_low, paired_high = pairs[primary]["difference"]
+# paired = paired_high - paired_low
+# print(f"without pairs: {(high - low) / paired:.2f} times as wide")
+# print(f"plus or minus 2 points: {len(names) * (paired / 0.04)**2:.0f} problems")
 # ```
 #
-# With so many, the interval just reaches zero if the mean comes out at 2 points. It comes out lower half the time, so
-# you'd find the difference only half the time. To find it four times out of five, the mean must lie 1.96 + 0.84 = 2.8
-# standard errors from zero: 1.96 for the interval, and 0.84 because four of five means come out above 0.84 standard
-# errors below the truth. That's (2.8 / 1.96)² = 2 times as many problems. verilog-eval has 156.
+# The more the two models agree on which problems are hard, the more pairing saves. And an interval shrinks only with
+# the square root of the number of problems, so small gains are expensive. verilog-eval has 156 problems.
 # </details>
 #
 # Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU that you don't have,

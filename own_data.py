@@ -16,9 +16,8 @@
 #
 # # Your own chats: a file in, a tuned Gemma 4 out
 #
-# You have questions and answers, and you'd like a Gemma 4 that answers the same way. Bring one file.
-# You'll see what the model learns from it, train, talk to the model before and after, measure
-# whether it's better, and take it home. This page needs none of the others.
+# You have questions and answers, and you'd like a Gemma 4 that answers the same way. Bring one file. You'll see what
+# the model learns from it, train, measure whether it's better, and take it home. This page needs none of the others.
 #
 # | | |
 # |---|---|
@@ -27,19 +26,19 @@
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
 # | **Time and cost** | tiny: four to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
-# A v5e-1 is one TPU chip of the kind v5e, and a v5e-8 has eight. The machine's disk is lost with the session, so
-# section 7 downloads the adapter. On Colab you can keep everything if you set `RUN_DIR` to a folder on your Drive, in a
-# cell before the first. On Kaggle set it to a folder below `/tmp`, because `/kaggle/working` holds 20 GB only.
+# Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
 #
-# <details><summary>And the 31B?</summary>
+# <details><summary>Colab, Kaggle, and the 31B</summary>
 #
-# This page keeps the base in bfloat16 (two bytes a number). That doesn't fit a v5e-8, which has 15.75 GiB a chip: by
-# our estimate this page's rows of 1,024 tokens need 17.4. So take a v5p-8, four larger chips. [03](03_train.ipynb)
-# trains the 31B on a v5e-8, with a base rounded to int8, one byte a number. `merged/` takes 62.5 GB.
+# A session's disk is lost, so section 7 downloads the adapter. On Colab you can keep everything if you set `RUN_DIR` to
+# a folder on your Drive, in a cell before the first. On Kaggle set it to a folder below `/tmp`, because
+# `/kaggle/working` holds 20 GB only.
+#
+# This page keeps the base in bfloat16 (two bytes a number). For the 31B that doesn't fit a v5e-8: by our estimate this
+# page's rows need 17.4 GiB a chip, and there are 15.75. So take a v5p-8, or [03](03_train.ipynb), which trains the 31B
+# on a v5e-8 with a base rounded to int8. `merged/` takes 62.5 GB.
 #
 # </details>
-#
-# Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
 #
 # ## Before we start
 # [00 quickstart](00_quickstart.ipynb) · [01 set up](01_setup.ipynb) · [02 data](02_data.ipynb) · [03 train](03_train.ipynb) · [04 merge](04_merge.ipynb) · [05 serve](05_serve_vllm.ipynb) · [06 benchmark](06_bench.ipynb) · [07 evaluate](07_eval.ipynb) · **own data**
@@ -67,9 +66,8 @@ helpers.machine(devices=1)
 # **What does a file have to look like?** It has one chat per line, for example `{"prompt": "...", "completion":
 # "..."}`, or a list of messages. ([All the
 # forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also with tools and reasoning.)
-# Three lines are yours to change. `FILE` names your file. `SYSTEM` is a sentence that opens every chat, in training and
-# whenever you ask, so say in it what the model is for. `HELD_OUT` is the share of questions that we don't train on, so
-# that we can test the model on them later.
+# Three lines are yours to change. `SYSTEM` is a sentence that opens every chat, in training and whenever you ask, so say
+# in it what the model is for. `HELD_OUT` is the share that we don't train on, to test the model with.
 
 # %%
 FILE = ""        # "chats.jsonl", a dataset's name on the hub, or "upload" on Colab; "": the example
@@ -77,8 +75,7 @@ SYSTEM = ""      # for example "You answer questions about our products."
 HELD_OUT = 0.1   # share of the questions
 
 # %% [markdown]
-# The recipes are starting points, one for each size. (Section 3 says what is trained.) **Start with them, and change
-# one number at a time.**
+# There's a recipe for each size. **Start with it, and change one number at a time.**
 
 # %%
 RECIPES = {"tiny": {
@@ -101,9 +98,8 @@ options = helpers.choose(RECIPES) | {"validation": HELD_OUT}
 
 # %% [markdown]
 # ## 2. What does the model get to see?
-# **Is the whole file used?** Files have surprises: a cut line, a chat without an answer, a column that nobody reads. We
-# drop what can't be trained and count the reasons. If a row is kept but a part of it isn't used, a line below
-# says so, because nothing should disappear without a word.
+# **Is the whole file used?** Files have surprises: a cut line, a chat without an answer, a column that nobody reads.
+# Nothing disappears without a word: what can't be trained is counted, with its reason, and so is what nobody uses.
 
 # %%
 from helpers import chat, own, remote, style
@@ -132,8 +128,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 # **How does it learn?** The base model stays as it is. Beside each of its matrices we train two thin ones, and their
 # product is added to what the matrix computes. That's LoRA, and the thin matrices are the *adapter*. All of it is in
 # [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy into a project
-# of your own. ([03](03_train.ipynb) takes it apart.) Several short chats share a *row* of tokens, and none of them sees
-# the others. If the kernel stops, run the page again: training goes on from its newest checkpoint.
+# of your own ([03](03_train.ipynb) takes it apart). If the kernel stops, run the page again: training goes on from its
+# newest checkpoint.
 
 # %%
 import recipe
@@ -142,23 +138,23 @@ out = helpers.run_dir("own", own.mark(options, rows.chats))
 own.write_chats(rows.chats, out / "rows.jsonl")
 base_folder = remote.stage(options["model"])  # downloads what is not here
 own.train(recipe.main, options | {"model": base_folder}, out)
-own.draw_losses(out / "log.txt")
+own.draw_losses(out / "log.txt", blind=len(tokenizer))
 
 # %% [markdown]
 # The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
-# token typically gets half of the probability.) A blind guess among the tiny model's 1,280 tokens costs ln 1,280 = 7.2
-# nats, and that's about where it starts here: it has read Verilog, and no English sentence. A larger base starts lower.
+# token typically gets half of the probability.) The dotted line is a blind guess among all tokens. The tiny model starts
+# near it, because it has read Verilog, and no English sentence.
 #
 # The blue curve can go on falling, because the model can learn its rows by heart. The green curve is the one that
-# counts, because the model hasn't read those questions. (Both flatten toward the end, because the learning rate falls
-# to zero. So a flat end doesn't mean that there's nothing left to learn.)
+# counts, because the model hasn't read those questions. (Both flatten because the learning rate falls to zero. That
+# doesn't mean that there's nothing left to learn.)
 #
 # **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If its last
 # point is the lowest, try more.**
 #
 # ## 4. Before and after
 # **Did anything change?** We load the base once, with two adapters: yours is *tuned*, and one that does nothing is
-# *base*. So both share the weights and the compiled program, and two models take hardly more memory than one.
+# *base*. So two models take hardly more memory than one.
 
 # %%
 from helpers import gemma
@@ -170,9 +166,8 @@ model = gemma.inject_lora(base, options["rank"], options["alpha"], mesh)
 adapters = own.before_and_after(model, out / "checkpoints", recipe.restore)
 
 # %% [markdown]
-# Both get the same questions, the first 40 that were held out (or all, if there are fewer), so neither has trained on
-# them. We ask *greedily*, which means that a model always writes its likeliest token, so you'd get the same answers
-# again.
+# Both get the same questions, the first 40 that were held out. We ask *greedily*: a model always writes its likeliest
+# token, so you'd get the same answers again.
 
 # %%
 exam = own.questions(tokenizer, rows.chats, HELD_OUT, options["sequence_length"], most=40)
@@ -186,9 +181,8 @@ for place, question in enumerate(exam[:3]):
 # **How many of the three tuned answers are right, down to each name and number?** Count them, and compare your count
 # with the scores of section 5.
 #
-# Now ask something yourself: change the text and run the cell again. Ask about your data first,
-# then something that has nothing to do with it. If the base can still answer it and the tuned model can't, the tuned
-# model has forgotten it. (The tiny base has read nothing but Verilog, so it never knew.)
+# Now ask something yourself. Ask about your data first, then something that has nothing to do with it. If the base can
+# answer that and the tuned model can't, the tuned model has forgotten it. (The tiny base never knew.)
 
 # %%
 MINE = "What is the capital of France?"
@@ -200,17 +194,16 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 # **Ask it about what it learned, and about what it should still know.**
 #
 # ## 5. Is it better?
-# **How do you tell a good answer from a bad one?** In general, only you can say. Three examples can fool you, so we
-# score all the questions that we asked, in three ways:
+# **How do you tell a good answer from a bad one?** Three examples can fool you, so we score all the questions that we
+# asked, in three ways:
 #
 # - `overlap` is the share of words that an answer and your file's answer have in common (F1, as in the SQuAD benchmark).
-# - `details` is the share of the details that your file's answer lists and the model's answer lists, too. In the example
-#   those are ports with their widths. It expects answers that end in a list; for others, write your own (exercise 2).
+# - `details` is the share of the listed details that both have. In the example those are ports with their widths. It
+#   expects answers that end in a list; for others, write your own (exercise 3).
 # - `exact` is 1 if the two are equal, and otherwise 0.
 #
-# We also score the *right answer to another question*, to see how many points the form of an answer gets without the
-# right facts. The file's own answers get 100 in all three. **Guess: which of the three leaves the
-# most points to an answer to another question?**
+# We also score the *right answer to another question*: it has the form of a good answer, and none of the facts. **Guess:
+# which of the three scores gives it the most points?**
 
 # %%
 import verilog
@@ -240,14 +233,13 @@ print(*own.meaning(compared, form_alone), sep="\n")
 
 # %% [markdown]
 # **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A
-# model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. The dashed
-# line shows that score, so look at it before you're proud of yours. `exact` is too strict for free text, where a good
+# model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. That's the
+# dashed line, so look at it before you're proud of your score. `exact` is too strict for free text, where a good
 # answer can be worded in many ways. A score of your own says what counts: `details` gives nothing for the frame.
 #
-# Judge by the lower panel: the mean difference per question, with its 95% interval. Two bars can't show that both
-# models got the same questions ([07](07_eval.ipynb), section 9). If the interval holds zero, collect more questions
-# before you believe in a difference. And if almost nothing is `exact`, the model isn't done, however high its overlap.
-# The exercises go on from there.
+# In the lower panel you see the mean difference per question, with its 95% interval ([07](07_eval.ipynb), section 9).
+# If it holds zero, collect more questions before you believe in a difference. And if almost nothing is `exact`, the
+# model isn't done, however high its overlap.
 #
 # **Before you believe a score, try it on answers that you know to be wrong.**
 #
@@ -259,15 +251,14 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # <details><summary>Answer, and how to serve such a model</summary>
 #
 # The call and the answer are trained. The result is only read, because somebody else writes it: the
-# model stops at `<|tool_response>` and waits. [02](02_data.ipynb) shows it token by token. To try it, set
+# model stops at `<|tool_response>` and waits. To try it, set
 # `FILE = "data/tools/train.jsonl"` and run the page again; section 4 then shows calls.
 #
-# vLLM, the server of [05](05_serve_vllm.ipynb), turns a call back into JSON, if you ask it to. Either set `tools=True`
-# in 05's settings, or start it with `--enable-auto-tool-choice --tool-call-parser gemma4
-# --reasoning-parser gemma4`.
+# vLLM, the server of [05](05_serve_vllm.ipynb), turns a call back into JSON, if you ask it to: set `tools=True` in 05's
+# settings ([or these flags](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it)).
 #
-# If your answers have a `reasoning`, it's left out, and the model learns to answer at once. Set
-# `"reasoning": "kept"` in section 1 if you want it to learn to think first.
+# If your answers have a `reasoning`, it's left out. Set `"reasoning": "kept"` in section 1 if you want the model to
+# learn to think first.
 #
 # </details>
 #
@@ -275,13 +266,11 @@ print(*own.meaning(compared, form_alone), sep="\n")
 #
 # ## 7. Take it home
 # **How do you keep it?** The adapter is small: a few megabytes here, some hundred for E2B. Its card says what it is:
-# base, data, recipe, scores, and how to ask. Each score stands next to what a wrong answer gets. `merged/` holds the
-# whole tuned model.
+# base, data, recipe, scores, and how to ask. `merged/` holds the whole tuned model
+# ([to load or serve it elsewhere](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it)).
 #
-# Would you like to have it on the Hugging Face hub? Write its name into `HUB` and run the cell again. It needs your
-# token (`HF_TOKEN`), and nobody else can see the model until you change that on its page. To load the adapter or serve
-# the merged model elsewhere, see
-# [the commands](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it).
+# For the Hugging Face hub, write a name into `HUB` and run the cell again. It needs your token (`HF_TOKEN`), and nobody
+# else can see the model until you change that on its page.
 
 # %%
 HUB = ""  # "your-name/my-gemma4-adapter", if you want it on the Hugging Face hub
@@ -295,25 +284,43 @@ if HUB:
 # %% [markdown]
 # **Give away an adapter only with its card, and with a score that you'd believe yourself.**
 #
-# ## What you have done
-# You looked at what the model reads, trained an adapter, and measured it on questions that it hadn't
-# seen. If it isn't good enough yet, better rows usually help more than another learning rate.
+# If your model isn't good enough yet, better rows usually help more than another learning rate.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 # How it works inside: [02](02_data.ipynb) for tokens and masks, [03](03_train.ipynb) for training,
 # [04](04_merge.ipynb) for merging, [05](05_serve_vllm.ipynb) for serving.
 #
 # ### Exercises
-# 1. **`epochs` from 2.5 to 6.** Guess `exact` first, and `overlap`. Then change the recipe and run the page again.
+# 1. **Cheat your own score.** Find *one* sentence that you'd give as the answer to every question, without reading any.
+#    How much `overlap` can it get, and how much of `details`? Guess first.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# def fooled(text, score):
+#     return sum(score(text, question.wanted) for question in exam) / len(exam)
+#
+#
+# sentences = [messages[-1]["content"] for messages in rows.chats]
+# best = max(sentences, key=lambda text: fooled(text, own.overlap))
+# print(best)
+# print(f"overlap {fooled(best, own.overlap):.0%}, details {fooled(best, details):.0%}")
+# ```
+#
+# It's one of your file's own answers, given to everybody. (Its `overlap` is picked as the best of all, so it beats the
+# dashed line.) A score that you want to believe should leave it next to nothing.
+# </details>
+#
+# 2. **`epochs` from 2.5 to 6.** Guess `exact` first, and `overlap`. Then change the recipe and run the page again.
 #
 # <details><summary>What to look at</summary>
 #
-# First the green curve: is its last point still the lowest? Then the line with the number of right answers. `overlap` has
-# little room left once the frame is learned, so compare how far each of the two scores moves. The new recipe gets a
-# folder of its own, so nothing of the first run is lost.
+# First the green curve: is its last point still the lowest? Then the number of right answers. `overlap` has little room
+# left once the frame is learned, so compare how far each of the two scores moves. The new recipe gets a folder of its
+# own, so nothing of the first run is lost.
 # </details>
 #
-# 2. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, ask
+# 3. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, ask
 #    whether the model gets numbers wrong, or names: score the numbers of an answer alone. What has a right answer to
 #    get, and what an answer to another question?
 #

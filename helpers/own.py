@@ -310,8 +310,12 @@ def counts(log: Path) -> Counts:
     return Counts(trained, held_out)
 
 
-def draw_losses(log: Path) -> None:
-    """Draw the loss of each step and the held-out losses of a log, and say what to do."""
+def draw_losses(log: Path, blind: int = 0) -> None:
+    """Draw the loss of each step and the held-out losses of a log, and say what to do.
+
+    Args:
+      blind: tokens that a blind guess chooses from, for a dotted line; 0: no line.
+    """
     from matplotlib.ticker import LogLocator, NullLocator
     curves = losses(log)
     fig, ax = style.figure(7, 3)
@@ -322,6 +326,8 @@ def draw_losses(log: Path) -> None:
         measured = np.array(held_out)
         ax.plot(measured[:, 0], measured[:, 1], "o-", color=style.GREEN, label="held-out rows")
 
+    if blind:
+        ax.axhline(np.log(blind), color=style.GRAY, ls=":", label="a blind guess")
     ax.set(xlabel="optimizer step", ylabel="nats per trained token", title=advice(held_out))
     ax.set(xlim=(0, None), yscale="log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -18,6 +18,7 @@ KEPT = 0.9        # of a rate: a server that delivers this much keeps up
 KEPT_UP, LIMIT, OVERLOADED = "kept up", "at the limit", "overloaded"  # of `verdicts`
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
 APART = 0.2       # of the median: repeats of a rate that lie further from each other are noise
+BUSY = 0.3        # of the day: a service that people use
 FALLS = 1.5       # a wait that shrinks by this much while the load grows is noise
 KINDS = ("ttft", "tpot", "itl", "e2el")  # vLLM's names for its times
 PERCENTILES = (50, 90, 99)
@@ -345,18 +346,27 @@ def under_way(measurement: Measurement,
     return counts
 
 
-def slower_by(crowded: Measurement, calm: Measurement) -> tuple[float, float]:
-    """Milliseconds that a request of one run takes longer than one of another, by medians.
+def prices(held: Sequence[LongRun], unit: str, dollars_per_hour: float) -> list[str]:
+    """What a million output tokens cost at the rates that held, a sentence each.
 
-    Returns:
-      (until its first token, from its first token to its last).
+    Args:
+      held: of `load.confirm`, those that held.
+      unit: "USD", or "hours" where the machine has no price.
+      dollars_per_hour: of all chips; nan where nobody has a price.
     """
-    medians = []
-    for measurement in (crowded, calm):
-        table = measurement.answered()
-        medians.append((table.ttft.median(), (table.latency - table.ttft).median()))
-    (ttft, answer), (calm_ttft, calm_answer) = medians
-    return 1e3 * (ttft - calm_ttft), 1e3 * (answer - calm_answer)
+    if not held:
+        return ["no rate held, so there's no price that anybody could count on"]
+    column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
+    sentences = []
+    for run in held:
+        table = rows([run.measurement], (INF, INF), dollars_per_hour)  # no price has an objective
+        price = table[column].iloc[0]
+        inputs, outputs = run.regime
+        sentences.append(
+            f"{inputs}/{outputs} at {run.rate:g}/s: a million output tokens cost {price:.2g} "
+            f"{unit} on a machine that's always this busy, {price / BUSY:.2g} {unit} if it's busy "
+            f"{BUSY:.0%} of the time")
+    return sentences
 
 
 def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:

@@ -3,10 +3,12 @@
 The client and the server are small stand-ins here; vLLM's own client measures in the series.
 """
 
+import contextlib
 import csv
 import json
 import math
 import re
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -631,7 +633,6 @@ def test_a_price_is_confirmed_by_a_long_run_or_the_next_lower_rate_is_taken(idle
 
 
 def test_requests_pile_up_only_beyond_what_the_server_can_do():
-    """And what its medians say of where they wait."""
     crowded, calm = (Measurement.of(queue(rate, 0.1, 40, 3) | {"series": point()["series"]})
                      for rate in (40, 2))
     first, middle, last = results.under_way(crowded)
@@ -639,8 +640,6 @@ def test_requests_pile_up_only_beyond_what_the_server_can_do():
     assert max(results.under_way(calm)) <= 3
     burst = of(rate=INF, requests=8)
     assert results.under_way(burst, [1.0]) == [8]
-    slow, quick = of(ttft=0.3, tpot=0.02), of(ttft=0.1, tpot=0.01)
-    assert results.slower_by(slow, quick) == pytest.approx((200, 630))
 
 
 def test_the_floor_of_a_curve_is_named_where_it_is_and_lanes_have_no_number_too_many():
@@ -779,6 +778,20 @@ def test_the_price_falls_with_the_rate_and_points_say_what_the_rate_is():
     assert fills[54.8] == draw.BLUE and fills[90.0] == draw.LIGHT and fills[104] == "white"
 
 
+def test_a_price_is_said_only_at_a_rate_that_held():
+    run = of(rate=4.0, outputs=64)
+    held = results.LongRun((256, 64), 4.0, run, 1.0, True)
+    assert results.prices([], "USD", 7.2) == [
+        "no rate held, so there's no price that anybody could count on"]
+    row = results.rows([run], (INF, INF), 7.2).iloc[0]
+    dollars, = results.prices([held], "USD", 7.2)
+    hours, = results.prices([held], "hours", math.nan)
+    busy, seldom = re.findall(r"([0-9.]+) USD", dollars)
+    assert float(busy) == pytest.approx(row.usd_per_million_output, rel=0.06)
+    assert float(seldom) == pytest.approx(row.usd_per_million_output / 0.3, rel=0.06)
+    assert "256/64 at 4/s" in dollars and f"{row.hours_per_million_output:.2g} hours" in hours
+
+
 def test_a_promise_is_drawn_beside_the_short_runs():
     from matplotlib.figure import Figure
 
@@ -825,6 +838,36 @@ def test_a_difference_counts_only_outside_of_everything_that_was_seen_without_th
     again = traffic.compare([off, off], [on, off], [0, 0, 128, 128])
     assert again["with the cache"].tolist() == ["within the spread"] * 3, "only one of two runs"
     assert again["cache on"][0] == "120 (45 to 240)", "of both runs"
+
+
+def test_the_lines_of_the_guide_ask_both_servers_in_turn(monkeypatch, tmp_path, capsys):
+    """As they stand there, with two servers of which the one with the cache is quicker."""
+    guide = (ROOT / "docs/SERVING.md").read_text()
+    printed = guide.split("## Is a prefix cache worth it?")[1]
+    lines = printed.split("```python")[1].split("```")[0]
+    asked = []
+
+    record = a_server_record("here")
+    server = types.SimpleNamespace(
+        running=lambda options, place: contextlib.nullcontext(), current=lambda place: record)
+    client = types.SimpleNamespace(record=None, close=lambda: asked.append("closed"))
+
+    def measure(self, point, name):
+        asked.append((self.client.record, self.options.prefix_caching, point, name))
+        return of(ttft=0.05 if self.options.prefix_caching else 0.2, requests=2)
+    monkeypatch.setattr(bench.Bench, "measure", measure)
+    monkeypatch.setattr(asking, "post", lambda *given: None)
+    space = {"asking": asking, "load": bench, "client": client, "options": CPU, "cfg": TINY,
+             "results_in": tmp_path, "own_point": "point", "record": record, "server": server,
+             "helpers": types.SimpleNamespace(run_dir=tmp_path.joinpath),
+             "prompts": [[1]], "traffic": traffic, "hits": [128, 0]}
+    exec(lines, space)
+    assert asked == [(record, cached, "point", f"warm-{'on' if cached else 'off'}-{turn}")
+                     for turn in (1, 2) for cached in (False, True)] + ["closed"]
+    _, finds, other, _ = capsys.readouterr().out.splitlines()
+    for said in (finds, other):
+        assert "TTFT" in said and "200 (200 to 200)" in said and "50 (50 to 50)" in said
+        assert said.endswith("shorter")
 
 
 def test_own_prompts_are_written_without_the_token_that_the_server_adds(monkeypatch, tmp_path):

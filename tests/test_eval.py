@@ -628,6 +628,14 @@ def test_only_the_primary_comparison_is_judged_by_its_own_p():
         "Asked by official, the tuned model passes 0 of 38."]
 
 
+def test_the_primary_comparison_comes_first_and_every_other_wording_once():
+    first, *others = scores.compared_wordings(plans.SHORT, "comment")
+    assert first == ("comment", "trained chat")
+    assert others == [
+        ("trained chat", "trained chat"), ("two examples", "trained chat"),
+        *((name, name) for name in plans.greedy_of_both(plans.SHORT))]
+
+
 def test_a_base_that_thinks_may_be_the_rival():
     assert plans.sampled_wordings(plans.SHORT) == ["trained chat", "two examples", "comment"]
     assert plans.sampled_wordings(plans.LARGE)[-2:] == ["official", "thinking"]
@@ -674,7 +682,9 @@ def test_what_points_at_our_limits_is_counted():
                           "category": ["pass", "refused", "timeout"],
                           "late": [False, False, True], "passed": [True, False, False],
                           "ours": [True, True, False]})
-    assert list(scores.oddities(frame).values()) == [1, 1, 1, 1]
+    assert re.findall(r"\d+", scores.oddities(frame)) == ["1", "1", "1", "1"]
+    whole = frame.assign(finish="stop", category="pass", late=False, ours=frame.passed)
+    assert re.findall(r"\d+", scores.oddities(whole)) == ["0", "0", "0", "0"]
 
 
 def test_nothing_leaves_the_denominator():

@@ -10,9 +10,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from tables.errors import UserError
+from tables.files import write_json
 from verilog import extraction, judging
 from verilog.asking import Place, Plan, Row, Samples, Tasks
 from verilog.judging import Verdict
+from verilog.plans import FIVE, greedy_of_both, sampled_wordings
 from verilog.problems import Benchmark, Pair, Problem, as_answer, load_problems
 from verilog.stats import Comparison, compare, holm, pass_at_k, score
 
@@ -233,16 +235,16 @@ def verdict_table(verdicts: Mapping[str, Verdict]) -> pd.DataFrame:
     return table[["category", "detail"]]
 
 
-def oddities(frame: pd.DataFrame) -> dict[str, int]:
+def oddities(frame: pd.DataFrame) -> str:
     """How many answers of `judge_answers` say something about our limits, and not about a model."""
     is_cut = frame.finish == "length"
     is_refused = frame.category == "refused"
     depends_on_rule = frame.passed != frame.ours
-    return {
-        "cut at max_tokens": int(is_cut.sum()),
-        "failed only by the testbench's TIMEOUT": int(frame.late.sum()),
-        "refused that verilog-eval would run": int(is_refused.sum()),
-        "with another verdict by our extraction rule": int(depends_on_rule.sum())}
+    return (
+        f"{is_cut.sum()} cut at max_tokens, "
+        f"{frame.late.sum()} failed only by the testbench's TIMEOUT, "
+        f"{is_refused.sum()} refused that verilog-eval would run, "
+        f"{depends_on_rule.sum()} with another verdict by our extraction rule")
 
 
 def categories(judged: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -498,6 +500,24 @@ def summary(frame: pd.DataFrame, runs: Mapping[str, Run], names: Sequence[str]) 
     return {"categories": categories, "counts": by_problem}
 
 
+def save(
+        folder: Path, judged: Mapping[str, pd.DataFrame], runs: Runs, names: Sequence[str],
+        about: Mapping[str, Any]) -> None:
+    """Write `summary.json` and `per_problem.csv` of each model into its folder in `folder`.
+
+    Args:
+      judged: {model: from `judge_answers`}.
+      runs: from `all_counts`.
+      names: the problems, in that order.
+      about: what else a summary says: settings, versions.
+    """
+    for model, frame in judged.items():
+        place = folder / model
+        per_problem_csv(frame, place / "per_problem.csv")
+        counted = summary(frame, of_model(runs, model), names)
+        write_json(place / "summary.json", {**about, **counted})
+
+
 def verdict_on(difference: tuple[float, float, float], p: float) -> str:
     """What a comparison of tuned minus base says, in words.
 
@@ -525,6 +545,24 @@ class Wordings(NamedTuple):
 
     base: str
     tuned: str
+
+
+def compared_wordings(plans: Sequence[Plan], rival: str) -> list[Wordings]:
+    """Which comparisons 07 makes, the primary one first: the tuned model in its chat and its rival.
+
+    The others are the tuned model and the base in every other wording that was sampled, and both
+    models in each wording that both were asked greedily.
+
+    Args:
+      rival: the name of the plan that suits the base best.
+    """
+    compared = [Wordings(base=rival, tuned=FIVE.name)]
+    for name in sampled_wordings(plans):
+        if name != rival:
+            compared.append(Wordings(base=name, tuned=FIVE.name))
+    for name in greedy_of_both(plans):
+        compared.append(Wordings(base=name, tuned=name))
+    return compared
 
 
 def pairs_of(runs: Runs, wordings: Iterable[Wordings]) -> dict[Wordings, Comparison]:
@@ -593,16 +631,24 @@ def findings(
 
 
 def comparison(
-        pairs: Mapping[Wordings, Comparison], primary: Wordings, names: Sequence[str]
-        ) -> dict[str, Any]:
+        pairs: Mapping[Wordings, Comparison], primary: Wordings, names: Sequence[str],
+        table: pd.DataFrame) -> dict[str, Any]:
     """What 07 keeps of the comparisons of a tuned model with its base, in every sampled wording.
 
     Args:
       names: of the plans that the base was sampled by.
+      table: a `board`. Of it we keep every pass@k of both models by the tuned one's plan.
     """
     against = {}
     for name in names:
         compared = pairs[Wordings(name, primary.tuned)]
         mean, *bounds = compared["difference"]
         against[name] = {"difference": mean, "interval": bounds, "p": compared["p"]}
-    return {"rival": primary.base, "against": against}
+    kept = {"rival": primary.base, "against": against}
+
+    by_plan = table.loc[primary.tuned]
+    n_problems = len(pairs[primary]["values"])
+    for model in ("tuned", "base"):
+        at_k = by_plan.xs(model, level="model")["all"].to_dict()
+        kept[model] = at_k | {"n_problems": n_problems}
+    return kept
