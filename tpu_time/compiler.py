@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tables import hardware
 from tables.hardware import SLICES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,19 @@ def start() -> str:
             "TPU_WORKER_ID": "0",
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
+    return library
+
+
+def start_here() -> str:
+    """`start`, but for a machine with real chips, whose library it would take; "" comes with a line.
+    """
+    if hardware.here().accelerator == "tpu":
+        print("This machine has real chips, so this page leaves them alone: what follows is stored. "
+              "To compile, run it on a machine without a TPU.")
+        return ""
+    library = start()
+    if not library:
+        print("libtpu is not on this machine (./setup.sh dryrun): what follows is stored")
     return library
 
 
