@@ -380,13 +380,6 @@ figures.draw_anchors(anchors)
 # Hollow points don't count. They're calls of a few milliseconds, in which the host takes as long as the chip, or they
 # set a constant of our model, so they can't test it.
 #
-# <details><summary><b>Which clock makes a measurement longer, the device's trace or the host's?</b></summary>
-#
-# The host's, because it includes the time to send the program off (*dispatch*). Google's own pair for one product
-# is 1.33 ms by the trace and 1.46 by the host.
-#
-# </details>
-#
 # All the ranges in this series follow one rule (`tpu_time/bands.py`). The *typical miss* is the root mean square of
 # log(predicted / measured) over the programs that count, and that's one sigma. A ratio of two predictions has √2 of it.
 # The published step of the 31B isn't in the figure, because nobody timed a step. All we know is the whole run: 3.34
@@ -415,8 +408,8 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv")
-print(f"{plans.miss.count()} reports of {plans.theirs_gib.min():.1f} to {plans.theirs_gib.max():.1f} "
-      f"GiB a chip: we're off by {plans.miss.abs().max():.2%} at most")
+print(f"{plans.miss.count()} reports of up to {plans.theirs_gib.max():.0f} GiB a chip: "
+      f"we're off by {plans.miss.abs().max():.2%} at most")
 
 # %% [markdown]
 # Such a report is XLA's *plan*. The tables above come from whole compilations, which say up to a tenth more, and for

@@ -290,7 +290,8 @@ peak = {"tpu": 4 * chip("v5p").flops, "gpu": 2 * chip("h100").flops}
 for side in peak:
     share = 6 * physics.parameters(config)["total"] * float(speed[side]) / peak[side]
     print(f"{side.upper()}: {share:.1%} of peak in real tokens")
-paid, rate = (cost.loc[name, ["tpu", "gpu"]].astype(float) for name in ("total_cost", "hourly_rate"))
+cost = cost[["tpu", "gpu"]].astype(float)
+paid, rate = cost.loc["total_cost"], cost.loc["hourly_rate"]
 print(f"cheaper by the measured runs: {paid.gpu / paid.tpu:.2f} times; at equal use of the "
       f"peaks: {rate.gpu / peak['gpu'] / (rate.tpu / peak['tpu']):.2f} times")
 

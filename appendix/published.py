@@ -69,7 +69,7 @@ def pool_tokens(config: dict, side: str, dtype_bytes: int) -> float:
 
 
 def fits_in_cache(config: dict, tokens: int, side: str, fp8_on_tpu: bool) -> bool:
-    """Do all the prompts and answers of one point of the sweep fit into a server's cache at once?"""
+    """Do all prompts and answers of one point of the sweep fit into a server's cache at once?"""
     answer = 256 if tokens == 512 else 512
     dtype_bytes = 1 if fp8_on_tpu and side == "tpu" else 2
     return PROMPTS * (tokens + answer) < pool_tokens(config, side, dtype_bytes)

@@ -58,11 +58,10 @@ def start() -> str:
 
 
 def start_here() -> str:
-    """`start`, but for a machine with real chips, whose library it would take; "" comes with a line.
-    """
+    """`start`, but not where real chips need the library; it says so where it returns ""."""
     if hardware.here().accelerator == "tpu":
-        print("This machine has real chips, so this page leaves them alone: what follows is stored. "
-              "To compile, run it on a machine without a TPU.")
+        print("This machine has real chips, so this page leaves them alone: what follows is "
+              "stored. To compile, run it on a machine without a TPU.")
         return ""
     library = start()
     if not library:
