@@ -238,8 +238,8 @@ figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OUR
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
-# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA. Two changes had cost nothing but
-# compile time:
+# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA. Two changes that cost nothing but
+# compile time already helped:
 #
 # - **One sum where there were two.** In the MLP, gate and up read the same input. Its gradient is a sum of two
 #   products, each summed over the chips. XLA merges such sums if they stand next to each other, but LoRA's gradient
