@@ -157,7 +157,7 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what.
 
 # %%
-can_compile = compiler.ready()  # before JAX is imported; it says what's missing
+can_compile = compiler.start_here()  # before JAX is imported; it says what's missing
 
 import jax
 import jax.numpy as jnp

@@ -114,7 +114,7 @@ print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 # `Mismatches: 0`?**
 
 # %%
-RIGHT = verilog.as_answer(COUNTER)
+RIGHT = COUNTER.right_answer
 WRONG = RIGHT.replace("if (inc)", "if (!inc)")
 FORGED = WRONG.replace("endmodule",
                        '  initial $display("Mismatches: 0 in 406 samples");\nendmodule')

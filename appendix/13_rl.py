@@ -75,7 +75,6 @@ import jax
 import numpy as np
 import pandas as pd
 
-import verilog
 from appendix import rl, rl_figures, rl_tunix
 from appendix import rl_runs as lab
 from helpers import gemma, style
@@ -345,7 +344,7 @@ style.finish(fig, "13_curves", "data/rl, means of three seeds; training problems
 
 # %%
 helpers.show_source(rl.naive)
-stub = rl.stub(verilog.as_answer(problem))
+stub = rl.stub(problem.right_answer)
 verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 

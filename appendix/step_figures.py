@@ -1,4 +1,4 @@
-"""Figures of notebook 08: a predicted step as a trace and by its parts, memory, and the road.
+"""Figures of notebook 08: a predicted step as a trace and by its parts, the road, and anchors.
 
 Each function makes one figure and writes it below RUN_DIR by `helpers.style.finish`.
 """
@@ -32,8 +32,6 @@ WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",
          "waits: all-reduce": "#FDAE6B", "waits: collective-permute": "#FDD0A2",
          "waits: all-to-all": "#FDD0A2", "waits: copy": "#FEE6CE"}
 WAITING = WAITS["waits: reduce-scatter"]  # where the kind of wait isn't told
-KINDS_OF_MEMORY = (("args_gib", style.BLUE, "arguments"), ("out_gib", style.RED, "fresh outputs"),
-                   ("temp_gib", style.ORANGE, "temporaries"))
 TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 15)  # times the published recipe's predicted speed
 ALL = "all together"
 
@@ -78,37 +76,6 @@ def draw_trace(prediction: Prediction, name: str, title: str) -> None:
     shown["waits for the links"] = WAITING
     legend(fig, shown)
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
-
-
-def draw_memory(table: pd.DataFrame) -> None:
-    """Stacked bars: arguments, fresh outputs, temporaries, against the chip's limit."""
-    fig, ax = style.figure(9, 0.6 + 0.42 * len(table))
-    places = np.arange(len(table))[::-1]
-    left = 0.0
-    for column, color, label in KINDS_OF_MEMORY:
-        width = table[column].fillna(0)
-        ax.barh(places, width, left=left, color=color, label=label)
-        left += width
-
-    limit = table.limit_gib.iloc[0]
-    refused = table.args_gib.isna()
-    needed = table.hbm_gib.fillna(1.08 * limit)[refused]  # the compiler doesn't always say how much
-    ax.barh(
-        places[refused],
-        needed,
-        color="white",
-        edgecolor=style.GRAY,
-        hatch="///",
-        label="refused")
-    ax.axvline(limit, color=style.BLACK, lw=1)
-    above_all = (limit, places[0] + 0.45)
-    ax.annotate(f"limit {limit:.1f} GiB ", above_all, fontsize=9, va="bottom", ha="right")
-    ax.set_yticks(places, table.recipe)
-    ax.set(title=f"{(~refused).sum()} of {len(table)} programs fit a chip",
-           xlabel="GiB of one chip while a micro-step runs")
-    ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside upper right", ncols=4, fontsize=9)
-    style.finish(fig, "08_memory", "compiled for a v5p-8 (libtpu, no TPU), 31B, all 60 layers")
 
 
 def draw_road(road: Sequence[tuple[str, float, float]], told: float) -> None:

@@ -13,6 +13,7 @@ import gc
 import itertools
 import json
 import lzma
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pandas as pd
 import qwix
@@ -521,6 +523,36 @@ def predict_again(recipes: Iterable[Recipe]) -> None:
                 store(recipe, row | columns_of(recipe, prediction))
 
 
+def remake(libtpu: str) -> None:
+    """Do what DRYRUN asks for: "full" compiles what isn't stored, "again" predicts all times anew.
+
+    Args:
+      libtpu: the compiler's path; without one nothing is compiled.
+    """
+    asked = os.environ.get("DRYRUN")
+    if asked == "full" and libtpu:
+        run_table(RECIPES)
+        run_programs(missing_programs())
+    if asked == "again":
+        predict_again(RECIPES)
+
+
+def beside_stored(program: jax.stages.Compiled | None, refusal: str, seconds: float,
+                  prediction: Prediction) -> pd.DataFrame:
+    """Two rows: what `compile_recipe(LIVE)` has just given, and what's stored of it."""
+    row = measure(LIVE, program, refusal, seconds) | columns_of(LIVE, prediction)
+    columns = [*COUNTED, "seconds_predicted"]
+    now = pd.DataFrame([row])[columns].assign(made="now")
+    before = stored(table_name(LIVE))[columns].assign(made="stored")
+    return pd.concat([now, before], ignore_index=True)
+
+
+def all_equal(rows: pd.DataFrame) -> bool:
+    """Do the two rows of `beside_stored` have the same memory, within 0.01%?"""
+    now, before = rows[list(COUNTED)].to_numpy(float)
+    return bool(np.allclose(now, before, rtol=1e-4))
+
+
 def store(recipe: Recipe, row: Mapping[str, object]) -> None:
     """Put the row of a recipe into its table; one that stood there for it is replaced."""
     path = table_path(recipe)
@@ -678,6 +710,24 @@ def show(table: pd.DataFrame, columns: Mapping[str, str]) -> Styler:
     look = look.format(forms, na_rep="").relabel_index(list(columns.values()), axis="columns")
     return look.set_table_styles([
         {"selector": ".col0", "props": "text-align: left; white-space: nowrap"}])
+
+
+def show_programs() -> Styler:
+    """The stored rows of `OTHERS`, a line for each step: how many programs, and the largest."""
+    others = pd.DataFrame(stored_rows(OTHERS))
+    others["gib"] = pd.to_numeric(others.hbm_gib)
+    others["ms"] = 1e3 * pd.to_numeric(others.seconds_a_token)
+    others["fits"] = others.fits == "True"
+    groups = others.groupby(["topology", "size", "recipe"], sort=False)
+    lines = groups.agg(
+        compiled=("program", "size"), gib=("gib", "max"), limit=("limit_gib", "first"),
+        fits=("fits", "all"), ms=("ms", "max"))
+    names = {"topology": "slice", "gib": "GiB of the largest", "fits": "all fit",
+             "ms": "ms a token"}
+    table = lines.reset_index().rename(columns=names)
+    forms: dict[str, Any] = {"GiB of the largest": "{:.1f}", "all fit": yes_or_no,
+                             "ms a token": "{:.0f}"}
+    return table.style.hide(axis="index").format(forms, na_rep="")
 
 
 def in_order(table: pd.DataFrame, recipes: Sequence[Recipe]) -> pd.DataFrame:

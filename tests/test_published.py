@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, load, page
+from conftest import ROOT, page
 
+from appendix.published import sampling_z
 from tables import physics
 from tables.hardware import chip
 
@@ -16,7 +17,6 @@ NOTEBOOK = "appendix/10_published.py"
 PUBLISHED = ROOT / "data" / "published"
 CONFIG = json.loads((ROOT / "data" / "configs" / "gemma4_31b.json").read_text())
 PEAK = {"tpu": 8 * chip("v6e").flops, "gpu": 2 * chip("h100").flops}
-sampling_z = load(NOTEBOOK, "sampling_z")
 
 
 def random_medians(n, rate, service, draws, rng):

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tables.hardware import SLICES, here
+from tables import hardware
+from tables.hardware import SLICES
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORM = "tpu_compiler"
@@ -56,19 +57,21 @@ def start() -> str:
     return library
 
 
-def ready() -> bool:
-    """`start` the compiler where that can't disturb real chips; print what's missing if it can't.
+def start_here() -> str:
+    """`start`, where that can't disturb real chips; it prints what's missing where it can't.
 
     Returns:
-      Whether the compiler can be asked.
+      The path of the library, as `start` does; "" without a compiler.
     """
-    if here().accelerator == "tpu":  # the compiler would take the real chips' library
-        print("this machine has real chips, so we leave them alone: compile on a CPU machine")
-        return False
-    if not start():
-        print("no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, no TPU)")
-        return False
-    return True
+    if hardware.here().accelerator == "tpu":  # the compiler would take the real chips' library
+        print("This machine has real chips, so we leave them alone: compile on a machine without "
+              "a TPU.")
+        return ""
+    library = start()
+    if not library:
+        print("There is no compiler here: ./setup.sh dryrun installs it (0.7 GB, Linux on x86-64, "
+              "no TPU).")
+    return library
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
     import verilog
     problem = verilog.load_problems("data/tiny_eval")[30]
-    right = verilog.as_answer(problem)
+    right = problem.right_answer
     verdicts = verilog.judge_many([(problem, right), (problem, right.replace("+", "-"))])
     print([verdict.category for verdict in verdicts], verilog.pass_at_k(n=2, c=1, k=1))
 
@@ -14,8 +14,8 @@ Verilog, and of this repository only this folder and `tables/`.
 
 from verilog.extraction import extract_code
 from verilog.judging import judge, judge_many
-from verilog.problems import Benchmark, as_answer, load_problems, questions
+from verilog.problems import Benchmark, load_problems, questions
 from verilog.stats import compare, pass_at_k
 
-__all__ = ["Benchmark", "as_answer", "compare", "extract_code", "judge", "judge_many",
-           "load_problems", "pass_at_k", "questions"]
+__all__ = ["Benchmark", "compare", "extract_code", "judge", "judge_many", "load_problems",
+           "pass_at_k", "questions"]

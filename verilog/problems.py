@@ -24,10 +24,10 @@ class Problem:
     testbench: str = ""
     interface: str = ""
 
-
-def as_answer(problem: Problem) -> str:
-    """A Verilog problem's reference, as if a model had written it."""
-    return problem.reference.replace("RefModule", "TopModule")
+    @property
+    def right_answer(self) -> str:
+        """A Verilog problem's reference, as if a model had written it."""
+        return self.reference.replace("RefModule", "TopModule")
 
 
 def load_problems(folder: str | Path) -> list[Problem]:

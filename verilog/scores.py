@@ -15,7 +15,7 @@ from verilog import extraction, judging
 from verilog.asking import Place, Plan, Row, Samples, Tasks
 from verilog.judging import Verdict
 from verilog.plans import FIVE, greedy_of_both, sampled_wordings
-from verilog.problems import Benchmark, Pair, Problem, as_answer, load_problems
+from verilog.problems import Benchmark, Pair, Problem, load_problems
 from verilog.stats import Comparison, compare, holm, pass_at_k, score
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -98,7 +98,7 @@ def ceiling(task: str, problems: Sequence[Problem]) -> Ceiling:
     Raises:
       UserError: none can.
     """
-    pairs: list[Pair] = [(problem, as_answer(problem)) for problem in problems]
+    pairs: list[Pair] = [(problem, problem.right_answer) for problem in problems]
     verdicts = judging.judge_many(pairs)
     winnable = []
     lost = {}
