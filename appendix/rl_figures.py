@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -80,13 +79,6 @@ def draw_judged(ax: Axes, table: pd.DataFrame, arm: str) -> None:
     ax.set(title=f"Paid by {NAMES[arm]}: from {first:.0%} to {last:.0%} work{same}".replace(
         "by for", "for"))
     ax.set(ylim=(-0.02, 1.02), xlim=(1, truth.index.max()), ylabel="share of the answers")
-
-
-def fold_source(title: str, *functions: Callable[..., Any]) -> None:
-    """Show the source of functions; it opens when its title is clicked."""
-    from IPython.display import Markdown, display
-    code = "\n\n".join([inspect.getsource(function) for function in functions])
-    display(Markdown(f"<details><summary>{title}</summary>\n\n```python\n{code}```\n\n</details>"))
 
 
 def as_percent(interval: Mapping[str, float]) -> str:
