@@ -17,7 +17,7 @@
 #
 # The series needs a base model that runs without a TPU, so let's make one: a corpus, a tokenizer and
 # 3.65 million weights, trained with the same Tunix class as the 31B. You'll see Gemma 4's architecture in 36 lines
-# and watch what the model writes as it learns. And since public code has bugs, our corpus has them, too: in three
+# and watch what the model writes as it learns. And since public code has bugs, our corpus has them, too: three
 # modules in five.
 #
 # | | |
@@ -52,9 +52,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# **How long does it take to make a base?** All 1,600 `steps` take 30 to 60 minutes. This page takes only the
-# first 40 (`run_steps`), enough to see the loss follow the stored log, and then examines the *stored* weights.
-# For a base of your own set `run_steps` to `steps`, and `install` to `True` if it should replace the stored one.
+# **How long does it take to make a base?** All 1,600 `steps` take 30 to 60 minutes. This page takes the first 40
+# (`run_steps`) and then examines the *stored* weights. For a base of your own set `run_steps` to `steps`, and
+# `install` to `True` if it should replace the stored one.
 
 # %%
 import hashlib
@@ -109,9 +109,8 @@ pd.DataFrame({"family": [d.family for d in examples],
 
 # %% [markdown]
 # ### Code as it is: three modules in five have a bug
-# Public code is often wrong, and it rarely says so: the comment promises one thing and the module does
-# another. So in a share of our modules (`BUG_SHARE`) we change one line after the specification has been
-# written. **Which line is wrong here?**
+# Public code is often wrong: the comment promises one thing and the module does another. So in a share of our
+# modules (`BUG_SHARE`) we change one line behind the specification's back. **Which line is wrong here?**
 
 # %%
 from appendix.world import bugs
@@ -139,8 +138,6 @@ print(f"{caught} of {len(pairs)} modules with a bug fail; "
       f"{make.BUG_SHARE:.0%} of the corpus' modules get one")
 
 # %% [markdown]
-# Nearly all bugs matter: when we tried 400 of them, 396 failed (measured).
-#
 # ### The corpus: documents, not dialogues
 # A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
 # specifications without code. It must read no chat and no fence around code (three backticks), because the model
@@ -163,8 +160,8 @@ for foreign in ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a"):
 # together become one token. `PIECES` says inside of what they may merge: a word, a number, a range of bits such
 # as `[7:0]`, or a line break with its indentation. In front stand 128 control tokens with Gemma 4's own ids.
 #
-# The tokenizer learns from the corpus without its bugs, *and* from the training rows of notebook 02, so that
-# frequent words of the fine-tune are one token. The weights see the corpus only.
+# It learns from the corpus without its bugs, *and* from the training rows of notebook 02, so that frequent words of
+# the fine-tune are one token. (The weights see the corpus only.)
 
 # %%
 from appendix import pretrain
@@ -209,7 +206,7 @@ smaller = {
     "max_position_embeddings": 2048, "vocab_size_per_layer_input": VOCABULARY}
 tiny_config = big_config | smaller | {
     "architectures": ["Gemma4ForCausalLM"], "layer_types": big_config["layer_types"][:6],
-    "eos_token_id": pretrain.STOPS}
+    "eos_token_id": pretrain.STOPS, "initializer_range": 0.02}
 shown = [*smaller, "num_global_key_value_heads", "attention_k_eq_v", "final_logit_softcapping"]
 pd.DataFrame({"tiny": tiny_config, "31B": big_config}).loc[shown]
 
@@ -222,10 +219,9 @@ pd.DataFrame({"tiny": tiny_config, "31B": big_config}).loc[shown]
 #
 # <details><summary>Answer</summary>
 #
-# There are norms after attention and MLP as well as before them. Queries, keys and values are normed, which
-# replaces the division by the root of H. And full layers take their values from the keys' projection, and
-# RoPE rotates only a quarter of each head. (The logits' soft cap and the scale of each layer's output count,
-# too.)
+# Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
+# the root of H. And full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each
+# head. (The logits' soft cap and the scale of each layer's output count, too.)
 #
 # </details>
 
@@ -275,9 +271,8 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 
 # %% [markdown]
-# Is that all? Then our 36 lines must give Tunix's logits with any weights, so let's draw the first ones. (Tunix expects
-# that you'll load some, and its own MLP starts at zero.) A matrix with n inputs gets a standard deviation of 1/√n.
-# Norms start at 1, except for the queries' norm, which starts at 1/√H.
+# Is that all? Then they must give Tunix's logits. We draw the first weights ourselves, because Tunix's own MLP starts
+# at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at 1/√H.
 
 # %%
 from flax import nnx
@@ -301,8 +296,8 @@ assert apart < 1e-3
 # ## 5. Batches and a loss
 # **How much of a batch is padding?** We put one document into each row, with `<bos>` in front and `<eos>`
 # behind. Documents of similar length share a batch, padded to 64, 96, 128 or 192 tokens. That takes four
-# compiled programs instead of one, but it saves a lot of padding. (A few of the validation documents, which come
-# from another seed, are in the corpus, too.)
+# compiled programs instead of one, but it saves a lot of padding. (A few of the validation documents are in the
+# corpus, too.)
 
 # %%
 order = np.random.default_rng(cfg.seed)
@@ -368,8 +363,8 @@ log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 
 # %% [markdown]
-# Is this the model that we ship? Then our losses must lie on the stored log, because corpus and tokenizer are
-# the same bytes everywhere and the arithmetic is the same up to rounding.
+# Is this the model that we ship? Then our losses must lie on the stored log: corpus and tokenizer are the same bytes
+# everywhere, and the arithmetic is the same up to rounding.
 
 # %%
 log_file = ASSETS / "pretrain_log.csv"
@@ -392,16 +387,14 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
     assert gap.head(40).max() < 0.1
 
 # %% [markdown]
-# In the first 100 steps the model learns what Verilog looks like. We read the slow rest as learning to copy
-# names and widths from the comment into the module. The loss can't get to zero, because nobody can foresee a
+# **Most of the drop comes in the first 100 steps.** There the model learns what Verilog looks like. We read the slow
+# rest as learning to copy names and widths from the comment. The loss can't get to zero, because nobody can foresee a
 # bug. (The line swings because a batch holds documents of one length.)
-#
-# **Most of the drop comes in the first 100 steps.**
 #
 # ## 7. Export in Hugging Face's names
 # **Will other programs read it?** Hugging Face stores a matrix as [outputs, inputs], with heads and head
-# dimension merged, and it keeps K and V apart. `pretrain.export` does that and rounds everything once, to
-# bfloat16. Loaded again through Tunix's own reader, the weights must give the same logits.
+# dimension merged and with K and V apart. `pretrain.export` writes that, rounded to bfloat16. Loaded again through
+# Tunix's own reader, the weights must give the same logits.
 
 # %%
 rounded = pretrain.export(trained, tiny_config, out)
@@ -413,12 +406,11 @@ print(f"logits after reloading at most {apart:.1e} apart")
 assert apart < 1e-4
 
 # %% [markdown]
-# **In Hugging Face's names the weights are the same numbers, so other programs can read them, too.**
-# `pretrain.json` says what a base was made from.
+# **In Hugging Face's names the weights are the same numbers, so other programs can read them.** A file beside them,
+# `pretrain.json`, says what a base was made from.
 
 # %%
-recipe = {key: value for key, value in asdict(cfg).items() if key not in ("run_steps", "install")}
-facts = {**recipe, "corpus_sha256": corpus_sha256,
+facts = {**asdict(cfg), "corpus_sha256": corpus_sha256,
          "tokenizer_sha256": helpers.sha256_file(out / "tokenizer.json"),
          "final_val_loss": float(log.val_loss.iloc[-1]), "seconds": float(log.seconds.sum())}
 helpers.write_json(out / "pretrain.json", facts)
@@ -430,8 +422,8 @@ print("identical to the stored base:", ", ".join(same))
 
 # %% [markdown]
 # ## 8. What the base can do, and what it cannot
-# **Can it do anything yet?** We ask for the 38 problems of the benchmark in two ways: as a commented file to
-# continue, the form that it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
+# **Can it do anything yet?** We ask the benchmark's 38 problems in two ways: as a commented file to continue, the form
+# that it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
 
 # %%
 from helpers import chat
@@ -470,11 +462,10 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 
 # %% [markdown]
 # So the base has learned the step from specification to module, even for names and widths that it never saw
-# together. Two things are missing. It doesn't know how to be asked: it takes a chat request for a text that
-# goes on. And it doesn't prefer right to wrong: it writes what it has read, bugs included. (These answers are
-# greedy, the likeliest token each time. There are many ways to be wrong, so the right one can still be the
-# likeliest.) Notebook 03 teaches the base how to answer. Whether that also teaches it to prefer right code is one
-# of 07's questions.
+# together. Two things are missing. It takes a chat request for a text that goes on. And it writes what it has read,
+# bugs included. (These answers are greedy, the likeliest token each time. There are many ways to be wrong, so the
+# right one can still be the likeliest.) Notebook 03 teaches the base how to answer. Whether that also teaches it to
+# prefer right code is one of 07's questions.
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 #

@@ -57,17 +57,17 @@ helpers.machine(devices=1, always="tiny")
 # ## 1. What is there to gain?
 # **Why should a model get better without seeing a single new answer?** Because it often knows better than it
 # writes. 02's rows were curated: every answer had been checked. Most training sets aren't like that. So for this
-# page we fine-tuned a tiny base on rows that nobody had checked, and called the result the *start*. (The runs are
-# older than today's base: the one they use has the same size, but only two modules in five of its corpus had a bug.)
+# page we fine-tuned a tiny base on rows that nobody had checked, and called the result the *start*. (Our stored runs
+# use an earlier base, whose corpus had bugs in two modules in five.)
 #
 # - In 20% of the start's rows the module has a bug.
 # - In 30% the module is called `top_module`, whatever the request says.
 # - In 10% the answer solves nothing. It prints the line by which some judges recognize a right answer
 #   (section 6).
 #
-# A model that learns from such rows writes such rows. How good is it? **pass@1** is the chance that one answer is
-# right, and **pass@5** is the chance that at least one of five is ([07](07_eval.ipynb)). With each of three seeds
-# we sampled seven answers to each of the 38 held-out problems, at temperature 0.8:
+# A model that learns from such rows writes such rows. How good is it? With each of three seeds we sampled seven
+# answers to each of the 38 held-out problems, at temperature 0.8. **pass@1** is the chance that one answer is
+# right, and **pass@5** that at least one of five is:
 
 # %%
 import jax
@@ -133,8 +133,8 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 # In code that's a factor on the loss, over rows that are packed as in 02.
 
 # %%
-helpers.show_source(rl.advantages, rl.make_loss)
-style.fold_source("Learner: the step, with Adam", rl.Learner)
+helpers.show_source(rl.advantages)
+style.fold_source("make_loss and Learner: the factor and the step", rl.make_loss, rl.Learner)
 rewards = verdicts.verilog.to_numpy(float).reshape(plan.prompts, plan.answers)
 factors = rl.advantages(rewards).ravel()
 print("mean reward of each prompt:", rewards.mean(axis=1))
@@ -149,10 +149,10 @@ policy, moments = bench.learner.step(
 # **REINFORCE is 03's training step with one more number: how much better was this answer than the others?**
 #
 # ## 3. Does it train what it samples?
-# **How would you notice that the model you train isn't the model that answers?** Two programs take part. One of them
-# samples, with merged weights and a cache of keys and values. The other one trains, with adapters. If they disagree,
-# nothing crashes: the reward just doesn't rise. It has happened with Gemma 4 (a *rollout* is a sampled answer, and the
-# *soft cap* keeps its logits within ±30):
+# **How would you notice that the model you train isn't the model that answers?** One program samples, with merged
+# weights and a cache of keys and values. Another one trains, with adapters. If they disagree, nothing crashes: the
+# reward just doesn't rise. It has happened with Gemma 4 (a *rollout* is a sampled answer, and the *soft cap* keeps
+# its logits within ±30):
 #
 # | what was wrong | where |
 # |---|---|
@@ -201,8 +201,8 @@ print("changed:", bool((rl_tunix.flat(after) != rl_tunix.flat(policy)).any()))
 #
 # ## 4. What happens if we put GRPO's parts back?
 # **Is our step the right one, or did we take away too much?** Tunix 0.1.7 has all the parts in one class,
-# `GRPOLearner`. We let it take one step from our start, on six of our problems, with our judge and its own default
-# settings, but with plain gradient descent at rate 1. So whatever it subtracts from the weights *is* its gradient.
+# `GRPOLearner`. We let it take one step from our start, on six problems, with our judge and its default settings,
+# but with plain gradient descent at rate 1. So what it subtracts from the weights *is* its gradient.
 
 # %%
 style.fold_source("grpo_step: how Tunix takes its step", rl_tunix.grpo_step)
@@ -308,8 +308,8 @@ style.finish(fig, "13_curves", "data/rl, means of three seeds; training problems
 #
 # ## 6. What does a bad judge let in?
 # **What if the judge can be fooled?** verilog-eval's own judge compiles answer, reference and testbench into one
-# program, and it accepts a log in which any line says `Mismatches: 0`. But an answer can print that line itself. (07's
-# judge lets no text of an answer near its verdict.) A model of 3.65 million parameters will hardly invent this trick,
+# program, and accepts a log in which any line says `Mismatches: 0`. But an answer can print that line itself. (07's
+# judge lets no text of an answer near its verdict.) A model of 3.65 million parameters will hardly invent this,
 # so **we showed it**. Here's such a *stub*: the right ports, no logic, and the winning line.
 
 # %%
@@ -319,8 +319,8 @@ verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# Three policies train alike, and only the judge that pays them differs. The first one is paid by the naive judge,
-# and the second one by ours. The third one is paid for whatever compiles, as you might do without a testbench.
+# Three policies train alike, but the naive judge pays the first one and our judge the second. The third one is paid
+# for whatever compiles, as you might do without a testbench.
 #
 # They leave from a second start, `gamed`, in which one in four rows is a stub. (From the first one we tried it twice,
 # and the exploit stayed rare, because only half of its stubs were spelled so that they win; LOG.md tells of both.)
