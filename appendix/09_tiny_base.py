@@ -92,8 +92,8 @@ print(f"{run_steps} of {cfg.steps} steps will be run")
 # %% [markdown]
 # ## 2. A small world of Verilog
 # **What should a tiny model read?** A world that's small enough for it. Our generator knows 38 families of
-# small modules, and draws an operation, widths, port names and a phrasing for each. Out come a specification in
-# English, the Verilog, and a Python function that tests compare with a simulation. Here's one draw from each family:
+# small modules, and draws operation, widths, port names and phrasing. Out come a specification in English, the Verilog,
+# and a Python function that tests compare with a simulation. Here's one draw from each family:
 
 # %%
 import random
@@ -119,25 +119,11 @@ draw = random.Random(8)
 counter = families.draw(draw, (families.updown,))
 print(counter.spec + "\n")
 print(bugs.bug(draw, counter).verilog())
+print(f"{make.BUG_SHARE:.0%} of the corpus' modules get a bug")
 
 # %% [markdown]
-# (In the stored output it's the one with `!dir`: this counter goes down when it should go up.) Would a
-# simulator notice? Let's write a bug into a hundred modules and ask 07's judge.
-
-# %%
-import verilog
-from verilog.problems import Problem
-
-pairs = []
-for name, design, prompt in make.draws(100, seed=9):
-    exam = Problem(name, prompt, design.verilog("RefModule"), make.testbench(design))
-    pairs.append((exam, bugs.bug(draw, design).verilog()))
-with helpers.phase("a hundred simulations"):
-    caught = sum(not verdict.passed for verdict in verilog.judge_many(pairs))
-print(f"{caught} of {len(pairs)} modules with a bug fail; "
-      f"{make.BUG_SHARE:.0%} of the corpus' modules get one")
-
-# %% [markdown]
+# (It's the one with `!dir`.) A simulator nearly always notices: of 400 such bugs, 07's judge failed 396 (measured).
+#
 # ### The corpus: documents, not dialogues
 # A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
 # specifications without code. It must read no chat and no fence around code (three backticks), because the model
@@ -212,7 +198,7 @@ pd.DataFrame({"tiny": tiny_config, "31B": big_config}).loc[shown]
 
 # %% [markdown]
 # ### The forward pass in 36 lines
-# Here's the whole architecture. `weights` has Tunix's names, a text is a vector of token ids, and every letter
+# `weights` has Tunix's names, a text is a vector of token ids, and every letter
 # in an einsum is an axis: T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
 #
 # **Which three things here would you not find in Llama?**
@@ -316,9 +302,8 @@ print(f"{len(batches)} batches; {fill:.0%} of their positions are tokens\n"
 # %% [markdown]
 # **And what's there to get wrong in a loss?** It's next-token cross-entropy over everything that isn't padding.
 # But one thing surprised us: tokens that the corpus never contains (fences, control tokens, words of requests)
-# mustn't take part in the softmax. Otherwise every step pushes all of their embeddings in the same direction, until
-# you can't tell one from another. (In our first attempt the fine-tuned model never gave the opening fence a
-# probability above 27%.) Can you find the line that prevents it?
+# mustn't take part in the softmax. Otherwise every step pushes all of their embeddings in the same direction, and in
+# our first attempt the fine-tuned model hardly found the opening fence. Can you find the line that prevents it?
 
 # %%
 helpers.show_source(pretrain.token_loss)
@@ -337,8 +322,8 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 # **Leave those tokens out of the softmax that a corpus never contains.**
 #
 # ## 6. Train, and look at what it writes
-# **What will the model write after 10 steps, and what after 40?** At three moments we let it continue a comment.
-# Our 36 lines take the likeliest token each time, and each token costs a whole forward pass.
+# **What will the model write after 10 steps, and what after 40?** At three moments our 36 lines continue a comment,
+# always with the likeliest token.
 
 # %%
 comment = ("// TopModule\n//\n//  - input a\n//  - input b\n//  - output z\n//\n"
@@ -389,7 +374,7 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 # %% [markdown]
 # **Most of the drop comes in the first 100 steps.** There the model learns what Verilog looks like. We read the slow
 # rest as learning to copy names and widths from the comment. The loss can't get to zero, because nobody can foresee a
-# bug. (The line swings because a batch holds documents of one length.)
+# bug.
 #
 # ## 7. Export in Hugging Face's names
 # **Will other programs read it?** Hugging Face stores a matrix as [outputs, inputs], with heads and head
@@ -426,6 +411,7 @@ print("identical to the stored base:", ", ".join(same))
 # that it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
 
 # %%
+import verilog
 from helpers import chat
 from verilog.asking import messages_for, text_to_continue
 
@@ -473,6 +459,38 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md) says why.)
 #
 # ### Exercises
-# EXERCISES
+# 1. Break one of the 36 lines: leave out the norm of the values, the sliding window, or the soft cap of the logits,
+#    and run section 4's last two cells. Guess first: which moves the logits least?
+#
+# <details><summary>Solution</summary>
+#
+# Write `v` for `norm(v)`, `full or True` for the window, or `logits` for `30 * jnp.tanh(logits / 30)`. All three trip
+# the check. The soft cap moves least, because it only bends large logits, and a fresh model has none. A trained
+# one has, so check with trained weights, too.
+# </details>
+#
+# 2. The comment of section 6 asks for AND, and a module has come as far as `assign z = a`. How likely does the stored
+#    base find `&`, and what comes second? Guess with the help of `BUG_SHARE`.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# begun = "<bos>" + comment + """module TopModule (
+#   input a,
+#   input b,
+#   output z
+# );
+#   assign z = a"""
+# ids = jnp.array(base_tokenizer(begun)["input_ids"])
+# weights = {name: jnp.float32(w) for name, w in pretrain.named(nnx.state(base)).items()}
+# shares = jax.nn.softmax(jnp.where(seen, forward(weights, ids)[-1], -jnp.inf))
+# for number in shares.argsort()[::-1][:3]:
+#     print(repr(base_tokenizer.decode([int(number)])), f"{shares[number]:.0%}")
+# ```
+#
+# `&` gets roughly the share of modules that are right, and `|` nearly all of the rest. The base writes what it has
+# read, as often as it has read it.
+# </details>
+#
 # Back to [01 · From nothing to a TPU machine that can run this](01_setup.ipynb), or on to
 # [10 · The published numbers, one by one](10_published.ipynb).

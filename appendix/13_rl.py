@@ -374,6 +374,33 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # (If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.)
 #
 # ### Exercises
-# EXERCISES
+# 1. Break the first check: sample at a temperature of 0.8, and let `bench.logps` score the answers as before. How far
+#    apart are sampler and trainer now?
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# warm = bench.sample(policy, bench.problems[8:16], jax.random.key(2), heat=0.8)[::8]
+# trained = bench.logps(policy, warm)
+# print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
+# ```
+#
+# Tenths of a nat: wherever the model hesitates, the sampler's softmax isn't the trainer's.
+# </details>
+#
+# 2. Fool our judge: put something worse than the stub's line into `stub`, such as reading the reference's output, and
+#    ask `bench.judge` again.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# for trick in ('initial begin $display("Mismatches: 0 in 400 samples"); $finish; end',
+#               "assign match = tb.good1.match;", "RefModule mine (num, match);"):
+#     code = stub.replace(rl.FORGED.strip(), trick)
+#     print(bench.judge([(problem, f"```verilog\n{code}```")]))
+# ```
+#
+# The first one fools the naive judge, and none passes ours. If you find one that does, please tell us.
+# </details>
 #
 # Back to [07 · pass@k that can be believed](07_eval.ipynb).
