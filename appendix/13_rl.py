@@ -267,12 +267,7 @@ rl_figures.draw_held_out(ax, shares)
 ax.set_title(f"Sampled answers gain up to {100 * best:.0f} points;\n{end}")
 style.finish(fig, "13_gains", "data/rl, means of three seeds; bars: 95% over the 38 problems")
 
-gained = {}
-for k in (1, 5):
-    table = lab.gains(passes, lab.COMPARED, k)
-    gained[f"pass@{k} over the start"] = table.apply(rl_figures.as_percent, axis=1)
-    gained[f"p, pass@{k}"] = table.p.map("{:.1g}".format)
-pd.DataFrame(gained)
+rl_figures.gains_table(passes, lab.COMPARED)
 
 # %% [markdown]
 # **The three arms that use the verdict gain some 17 points of pass@1 each, and more of the same rows gains nothing.** So
@@ -291,10 +286,7 @@ pd.DataFrame(gained)
 titles = {"reward": "More answers pass", "renamed": "The wrong module name dies out"}
 fig, axes = style.figure(7, 5, rows=2, sharex=True)
 for ax, (column, title) in zip(axes, titles.items(), strict=True):
-    rl_figures.draw_steps(ax, runs, "reinforce", column, style.BLUE, "REINFORCE")
-    rl_figures.draw_steps(ax, runs, "rejection", column, style.GRAY, "the start, same problems")
-    first, last = lab.by_step(runs, "reinforce", column).iloc[[0, -1]]
-    ax.set(title=f"{title}: {first:.0%} at step 1, {last:.0%} at the last", ylim=(0, None))
+    rl_figures.draw_beside_start(ax, runs, column, title)
 axes[0].legend(fontsize=8)
 axes[0].set_ylabel("share that passes")
 axes[1].set(xlabel="step", ylabel="share called top_module")
@@ -385,11 +377,10 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# Tenths of a nat: wherever the model hesitates, the sampler's softmax isn't the trainer's.
+# Tenths of a nat: where the model hesitates, the sampler's softmax isn't the trainer's.
 # </details>
 #
-# 2. Fool our judge: put something worse than the stub's line into `stub`, such as reading the reference's output, and
-#    ask `bench.judge` again.
+# 2. Fool our judge: put something worse into `stub`, such as reading the reference's output.
 #
 # <details><summary>Solution</summary>
 #
