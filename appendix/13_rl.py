@@ -377,7 +377,7 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# Tenths of a nat: where the model hesitates, the sampler's softmax isn't the trainer's.
+# More than a nat: where the model hesitates, the sampler's softmax isn't the trainer's.
 # </details>
 #
 # 2. Fool our judge: put something worse into `stub`, such as reading the reference's output.
