@@ -16,13 +16,12 @@
 # # 13 · A reward from the testbench, and a judge that is fooled
 #
 # Suppose you've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a
-# testbench. Can its verdict alone make the model better? And what happens if the judge can be fooled? In our runs the
+# testbench. Can its verdict alone make the model better? And what if the judge can be fooled? In our runs the
 # verdict lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward keeps rising.
 #
-# So far the model has learned from answers that somebody else had written. Here it writes its own. A simulator says
-# which of them work, and training makes those likelier. That's how
-# [CodeV-R1](https://arxiv.org/abs/2505.24183) was trained, too. You'll take one step yourself and check that the model
-# that you train is the model that answers. Then Tunix takes the same step, and at the end you read our stored runs.
+# So far the model has learned from answers that somebody else had written. Here it writes its own, a simulator says
+# which of them work, and training makes those likelier, as in [CodeV-R1](https://arxiv.org/abs/2505.24183). You'll
+# take one step yourself, let Tunix take the same step, and read our stored runs.
 #
 # | | |
 # |---|---|
@@ -58,17 +57,16 @@ helpers.machine(devices=1, always="tiny")
 # ## 1. What is there to gain?
 # **Why should a model get better without seeing a single new answer?** Because it often knows better than it
 # writes. 02's rows were curated: every answer had been checked. Most training sets aren't like that. So for this
-# page we fine-tuned the tiny base on rows that nobody had checked, and called the result the *start*:
+# page we fine-tuned a tiny base on rows that nobody had checked, and called the result the *start*.
 #
-# - In 20% of its rows the module has a bug.
-# - In 30% the module is called `top_module`, whatever the request says, as if the code came from a site where
-#   every exercise uses this name.
+# - In 20% of the start's rows the module has a bug.
+# - In 30% the module is called `top_module`, whatever the request says.
 # - In 10% the answer solves nothing. It prints the line by which some judges recognize a right answer
-#   (section 7).
+#   (section 6).
 #
-# A model that learns from such rows writes such rows. How good is it? **pass@1** is the chance that one answer is
-# right, and **pass@5** is the chance that at least one of five is ([07](07_eval.ipynb)). With each of three seeds
-# we sampled seven answers to each of the 38 held-out problems, at temperature 0.8, and stored which ones pass:
+# A model that learns from such rows writes such rows. How good is it? With each of three seeds we sampled seven
+# answers to each of the 38 held-out problems, at temperature 0.8. **pass@1** is the chance that one answer is
+# right, and **pass@5** that at least one of five is:
 
 # %%
 import jax
@@ -84,23 +82,16 @@ passes = lab.drawn_passes(runs)
 (100 * lab.scores(passes, ["start"])).round().astype(int)
 
 # %% [markdown]
-# In percent, the start is right far more often in five tries than in one. **What does it know that it doesn't say?**
+# In percent, the start is right far more often in five tries than in one. So it can write the right module, but often
+# it writes a wrong one. It doesn't need new knowledge, it needs to choose better.
 #
-# <details><summary>Answer</summary>
+# **Our guess: a reward teaches nothing new, and only chooses among what the model can write already.**
 #
-# It can write the right module, but often it writes a wrong one. So it doesn't need new knowledge. It only needs
-# to choose better among the things that it says already, and a reward can teach that. (An answer that the model
-# never writes is never rewarded.)
-#
-# </details>
-#
-# **So our guess is that a reward teaches nothing new, and only chooses among what the model can write already.**
-#
-# ## 2. Which problems can pay a reward?
-# **Where do the rewards come from?** We need problems with testbenches, and they mustn't be those of the exam. So
-# the generator that wrote 02's data writes 300 more. None of them has a prompt of the evaluation, and none combines
-# a family of circuits with widths and port names as the evaluation does. Here's the first one with its reference.
-# Below it you see how the start does on the first eight problems, with four answers to each:
+# ## 2. How does a reward become a training step?
+# **Where do rewards come from?** Any problem with a testbench can pay, as long as the exam doesn't ask it. So the
+# generator that wrote 02's data writes 300 more, with no prompt and no combination of circuit, widths and port
+# names that the exam has. Here's the first one with its reference, and how the start does on the first eight, with
+# four answers to each:
 
 # %%
 bench = lab.Bench()
@@ -115,37 +106,33 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 (100 * shown).astype(int).rename_axis("problem")
 
 # %% [markdown]
-# Each number is a percentage of a problem's four answers. `verilog` is what passes our judge, `renamed` is what's
-# called `top_module`, and `compiles` speaks for itself.
+# Each number is a percentage of a problem's four answers. `verilog` is what passes our judge, and `renamed` is what's
+# called `top_module`.
 #
-# **Any problem with a testbench can pay, as long as the exam doesn't ask it.**
-#
-# ## 3. How does a reward become a training step?
-# **What do you do with a verdict that has no gradient?** The usual algorithm is GRPO, and it has many parts. There's
-# a frozen reference model, and a KL term, which keeps the *policy* (the model that's being trained) near that
-# reference. There's a ratio of new to old probabilities, and a clip on that ratio. And there are two divisions: by
-# the spread of the rewards, and by the answer's length. We take all of that away, and what's left is REINFORCE, from
-# 1992:
+# **But what do you do with a verdict that has no gradient?** The usual algorithm, GRPO, has many parts: a frozen
+# reference model, a KL term that keeps the *policy* (the model that's being trained) near it, a clipped ratio of new
+# to old probabilities, and two divisions, by the spread of the rewards and by the answer's length. Take all of that
+# away, and what's left is REINFORCE, from 1992:
 #
 # 1. Sample several answers to each prompt from the policy as it is now.
 # 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
 #    the mean reward of all answers to the same prompt.
-# 3. Train on all answers with 03's loss, and multiply each answer's loss by its advantage. So whatever did
-#    better than the others becomes likelier, and whatever did worse becomes rarer.
+# 3. Train on all answers with 03's loss, each multiplied by its advantage. So whatever did better than the
+#    others becomes likelier, and whatever did worse becomes rarer.
 #
 # **All four answers to a prompt pass. How much does the model learn from them?**
 #
 # <details><summary>Answer</summary>
 #
-# Nothing, because all four advantages are 0, just as they are when none passes. Only a prompt that the model
-# solves sometimes is of any use. That's why CodeV-R1 throws away the easy ones first.
+# Nothing, because all four advantages are 0, as they are when none passes. Only a prompt that the model
+# solves sometimes is of use. That's why CodeV-R1 throws away the easy ones first.
 # </details>
 #
-# In code that's a factor on the loss, over rows that are packed as in 02. Equal answers are packed once.
+# In code that's a factor on the loss, over rows that are packed as in 02.
 
 # %%
-helpers.show_source(rl.advantages, rl.make_loss)
-rl_figures.fold_source("And the step, with Adam", rl.Learner)
+helpers.show_source(rl.advantages)
+style.fold_source("make_loss and Learner: the factor and the step", rl.make_loss, rl.Learner)
 rewards = verdicts.verilog.to_numpy(float).reshape(plan.prompts, plan.answers)
 factors = rl.advantages(rewards).ravel()
 print("mean reward of each prompt:", rewards.mean(axis=1))
@@ -159,24 +146,23 @@ policy, moments = bench.learner.step(
 # %% [markdown]
 # **REINFORCE is 03's training step with one more number: how much better was this answer than the others?**
 #
-# ## 4. Does it train what it samples?
-# **How would you notice that the model you train isn't the model that answers?** Two programs take part. One of them
-# samples, with merged weights and a cache of keys and values. The other one trains, with adapters. If they disagree,
-# nothing crashes: the reward just doesn't rise. With Gemma 4 that has happened again and again:
+# ## 3. Does it train what it samples?
+# **How would you notice that the model you train isn't the model that answers?** One program samples, with merged
+# weights and a cache of keys and values. Another one trains, with adapters. If they disagree, nothing crashes: the
+# reward just doesn't rise. It has happened with Gemma 4 (a *rollout* is a sampled answer, and the *soft cap* keeps
+# its logits within ±30):
 #
 # | what was wrong | where |
 # |---|---|
-# | rollouts came from random weights: the mapping of names failed silently | MaxText [4404](https://github.com/AI-Hypercomputer/maxtext/pull/4404), [4519](https://github.com/AI-Hypercomputer/maxtext/pull/4519), [4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536) |
+# | rollouts came from random weights: the mapping of names failed silently | MaxText [4404](https://github.com/AI-Hypercomputer/maxtext/pull/4404), [4519](https://github.com/AI-Hypercomputer/maxtext/pull/4519), [4536](https://github.com/AI-Hypercomputer/maxtext/pull/4536), fixed in July 2026 |
 # | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [fixed later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# (A *rollout* is a sampled answer, and the *soft cap* keeps Gemma's logits within ±30.) MaxText's mapping was fixed in
-# July 2026. On GPUs, [NeMo RL](https://github.com/NVIDIA-NeMo/RL/pull/2224) has had recipes for Gemma 4 since 2026,
-# too. Four checks would have caught all of these errors, so whichever stack you take, begin with them.
+# Four checks would have caught all of them, so whichever stack you take, begin with them.
 #
-# *One: the sampler and the trainer give each token the same log-probability*, and they still do after a step. That
-# covers the soft cap, the temperature, the place where an answer begins, and the token that ends it. The second
-# line shows that the check can fail: there the trainer still has the weights from before the step.
+# *One: the sampler and the trainer give each token the same log-probability*, after a step, too. That covers the soft
+# cap, the temperature, and where an answer begins and ends. In the second line the trainer still has the weights
+# from before the step, to show that the check can fail.
 
 # %%
 fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]  # 4 of 32 will do
@@ -211,20 +197,19 @@ print("changed:", bool((rl_tunix.flat(after) != rl_tunix.flat(policy)).any()))
 #
 # **Before you trust a curve, check log-probabilities, weights, equal rewards and the gradient.**
 #
-# ## 5. What happens if we put GRPO's parts back?
+# ## 4. What happens if we put GRPO's parts back?
 # **Is our step the right one, or did we take away too much?** Tunix 0.1.7 has all the parts in one class,
-# `GRPOLearner`. We let it take one step from our start, on six of our problems, with our judge as its reward and
-# its default settings, but with plain gradient descent at rate 1. So whatever it subtracts from the weights *is* its
-# gradient.
+# `GRPOLearner`. We let it take one step from our start, on six problems, with our judge and its default settings,
+# but with plain gradient descent at rate 1. So what it subtracts from the weights *is* its gradient.
 
 # %%
-rl_figures.fold_source("How Tunix takes its step", rl_tunix.grpo_step)
+style.fold_source("grpo_step: how Tunix takes its step", rl_tunix.grpo_step)
 theirs = rl_tunix.grpo_step(bench, bench.problems[:6])
 print("passes of four:", theirs.rewards.sum(axis=1))
 print("end tokens that Tunix trains:", theirs.end_tokens)
 
 # %% [markdown]
-# Now we take our step on the tokens that Tunix sampled, and put back one part of GRPO after another. Each part only
+# Now we take our step on the tokens that Tunix sampled, and put back one part of GRPO after another. Each only
 # changes the factor of an answer. **Which of them turns the gradient most?**
 
 # %%
@@ -236,37 +221,25 @@ parts = {"nothing": plain,
          "and ÷ spread": spread / lengths,
          "and the KL term": (spread - rl_tunix.KL_WEIGHT) / lengths}
 
-rows = {}
-norm = np.linalg.norm(theirs.gradient)
-for name, factors in parts.items():
-    gradient = bench.learner.gradient(
-        bench.start, bench.frozen, theirs.examples, factors / len(factors))
-    ours = rl_tunix.flat(gradient)
-    size = np.linalg.norm(ours)
-    rows[name] = {"size / Tunix's size": size / norm,
-                  "cosine": ours @ theirs.gradient / (size * norm),
-                  "distance / Tunix's size": np.linalg.norm(ours - theirs.gradient) / norm}
+rows = {name: rl_tunix.compare(bench, theirs, factors) for name, factors in parts.items()}
 pd.DataFrame(rows).T.map("{:.3g}".format)
 
 # %% [markdown]
-# With everything put back, the two gradients agree, although the two steps share no code but the model. (Every
-# answer is used for one step here, so the ratio is 1 and nothing is clipped.)
+# With everything put back the two gradients agree, although the two steps share no code but the model. (In the first
+# step on an answer the ratio is 1, and nothing is clipped.)
 #
-# - **Dividing by the answer's tokens** turns the gradient most, because it gives tokens of short answers more weight.
-# - **Dividing by the spread** hardly turns it. Four rewards of 0 and 1 have a spread of 0.50 or 0.58, so
-#   this mostly makes the gradient larger.
-# - **The KL term** ought to do nothing yet, because policy and reference are still the same. But Tunix's default takes
-#   the gradient of log p minus the reference's log p. Averaged over the policy's own answers, that's zero, however far
-#   the policy has moved. So it adds noise and holds nothing back
-#   ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)). GRPO's own term is `kl_loss_mode="low_var_kl"`.
+# - **Dividing by the answer's tokens** turns the gradient most: tokens of short answers get more weight.
+# - **Dividing by the spread** mostly makes it larger. Four rewards of 0 and 1 have a spread of 0.50 or 0.58.
+# - **The KL term** adds noise and holds nothing back: over the policy's own answers, the gradient of Tunix's default
+#   averages to zero, however far the policy has moved ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
+#   GRPO's own term is `kl_loss_mode="low_var_kl"`.
 # - **The end token** is missing. Tunix's sampler cuts it off, so no reward teaches the model when to stop.
 #
 # **Put GRPO's parts back and you get Tunix's gradient. So our step is GRPO without them.**
 #
-# ## 6. Does it help?
+# ## 5. Does it help?
 # **Is the reward worth the trouble, or would the same answers help as much in a simpler way?** Four *arms*, that is
-# ways to go on, leave from the same start. Each takes 20 steps, and its learning rate falls to zero. The first
-# three look at equally many answers.
+# ways to go on, leave from the same start. Each takes 20 steps. The first three look at equally many answers.
 #
 # | arm | what it trains on |
 # |---|---|
@@ -275,13 +248,12 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 # | `rejection` | the start's answers that pass, with 03's plain loss |
 # | `more_sft` | the unchecked rows again, with 03's plain loss |
 #
-# **DPO** (direct preference optimization) never samples from the model as it changes. For each pair, its loss asks
-# how much likelier the policy has made the passing answer, and how much likelier the failing one. It wants the
-# first to be larger. (`rl.dpo_factors` is its derivative, and a test compares it with Tunix's own `DPOTrainer`.)
+# **DPO** (direct preference optimization) never samples from the model as it changes. Its loss wants the policy to
+# raise the passing answer of a pair more than the failing one. (`rl.dpo_factors` is its derivative, and a test
+# compares it with Tunix's own `DPOTrainer`.)
 #
-# A seed decides the problems, the samples and the data, so we can compare arms of the same seed in pairs. The figure
-# shows the held-out problems, asked in two ways: answers sampled at temperature 0.8, and greedy ones.
-
+# A seed decides the problems, the samples and the data, so we compare arms of the same seed in pairs: on the held-out
+# problems, with answers sampled at temperature 0.8 and greedy ones. **Which arm would you bet on?**
 
 # %%
 shares = lab.held_out(runs, ["start", *lab.COMPARED])
@@ -293,73 +265,57 @@ rl_figures.draw_held_out(ax, shares)
 ax.set_title(f"Sampled answers gain up to {100 * best:.0f} points;\n{end}")
 style.finish(fig, "13_gains", "data/rl, means of three seeds; bars: 95% over the 38 problems")
 
-gained = {}
-for k in (1, 5):
-    table = lab.gains(passes, lab.COMPARED, k)
-    gained[f"pass@{k} over the start"] = table.apply(rl_figures.as_percent, axis=1)
-    gained[f"p, pass@{k}"] = table.p.map("{:.1g}".format)
-pd.DataFrame(gained)
+rl_figures.gains_table(passes, lab.COMPARED)
 
 # %% [markdown]
 # **The three arms that use the verdict gain some 17 points of pass@1 each, and more of the same rows gains nothing.** So
-# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart here. (We had expected
-# that DPO and rejection sampling would gain less.) At five tries the gains are small. Only REINFORCE's interval
-# leaves out zero, and only just.
+# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart. (We had expected
+# less of DPO and rejection sampling.) At five tries the gains are small. Only REINFORCE's interval leaves out zero,
+# and only just.
 #
-# Greedy answers tell the arms apart, and they tell a different story: no arm beats the start, and rejection sampling
-# loses most. So where does the gain come from? From choosing. The start's likeliest answer was often right already,
-# but a sampled one strayed from it. The reward teaches the model not to stray. It doesn't improve what the model would
-# say first.
+# Greedy answers tell a different story: no arm beats the start, and rejection sampling loses most. So the gain comes
+# from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The reward
+# teaches the model not to stray, and doesn't improve what it would say first.
 #
-# What happened on the way? The thin lines are single steps, and the thick ones are means of five. These are training
-# problems, asked at temperature 1, so the start passes fewer of them than of the held-out ones. The wrong module name,
-# for one, disappears within a few steps.
+# **What happened on the way?** The thin lines are single steps, and the thick ones means of five, on training problems
+# at temperature 1 (so the start passes fewer of them than of the held-out ones).
 
 # %%
 titles = {"reward": "More answers pass", "renamed": "The wrong module name dies out"}
 fig, axes = style.figure(7, 5, rows=2, sharex=True)
 for ax, (column, title) in zip(axes, titles.items(), strict=True):
-    rl_figures.draw_steps(ax, runs, "reinforce", column, style.BLUE, "REINFORCE")
-    rl_figures.draw_steps(ax, runs, "rejection", column, style.GRAY, "the start, same problems")
-    first, last = lab.by_step(runs, "reinforce", column).iloc[[0, -1]]
-    ax.set(title=f"{title}: {first:.0%} at step 1, {last:.0%} at the last", ylim=(0, None))
+    rl_figures.draw_beside_start(ax, runs, column, title)
 axes[0].legend(fontsize=8)
 axes[0].set_ylabel("share that passes")
 axes[1].set(xlabel="step", ylabel="share called top_module")
 style.finish(fig, "13_curves", "data/rl, means of three seeds; training problems, temperature 1")
 
 # %% [markdown]
-# The gray curve matters. It's the start, which never changes, asked the same problems in the same order. Problems
-# differ much more than models do. So without the gray curve, a rising reward may only mean that the problems got
-# easier.
+# The gray curve matters: it's the start, which never changes, asked the same problems in the same order. Without it,
+# a rising reward may only mean that the problems got easier.
 #
 # **Spend as many answers and steps in a simpler way, too, and compare: sampled *and* greedy.**
 #
-# ## 7. What does a bad judge let in?
-# **What if the judge can be fooled?** 07's judge lets no text of an answer near its verdict. verilog-eval's own
-# judge works differently: it compiles answer, reference and testbench into one program, and it accepts a log in
-# which any line says `Mismatches: 0`. But an answer can print that line itself. A model of 3.65 million parameters
-# will hardly invent this trick, so **we showed it**. Here's such a *stub*: the right ports, no logic, and the winning
-# line.
+# ## 6. What does a bad judge let in?
+# **What if the judge can be fooled?** verilog-eval's own judge compiles answer, reference and testbench into one
+# program, and accepts a log in which any line says `Mismatches: 0`. But an answer can print that line itself. (07's
+# judge lets no text of an answer near its verdict.) A model of 3.65 million parameters will hardly invent this,
+# so **we showed it**. Here's such a *stub*: the right ports, no logic, and the winning line.
 
 # %%
-helpers.show_source(rl.naive)
+style.fold_source("naive: verilog-eval's own judge", rl.naive)
 stub = rl.stub(problem.right_answer)
 verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# Three policies train alike, and only the judge that pays them differs. The first one is paid by the naive judge,
-# and the second one by ours. The third one is paid for whatever compiles, as you might do without a testbench.
+# Three policies train alike, but the naive judge pays the first one and our judge the second. The third one is paid
+# for whatever compiles, as you might do without a testbench.
 #
-# They don't leave from section 6's start but from a second one, `gamed`. One in four of its rows is a stub, where
-# the first start has one in ten. (To make room, only 15% are called `top_module`.) Why a start of their own? From
-# the first one we tried it twice, and the exploit stayed rare, because only half of the stubs were spelled so that
-# they win. So they were paid no better than honest answers (LOG.md tells of both runs). That's why we no longer ask
-# whether a model *finds* an exploit. We ask what a judge does to one that the model can already write.
-#
-# These arms also take 30 steps instead of 20, and their learning rate stays where it is. If it fell to zero, the run
-# might end before the exploit has spread.
+# They leave from a second start, `gamed`, in which one in four rows is a stub. (From the first one we tried it twice,
+# and the exploit stayed rare, because only half of its stubs were spelled so that they win; LOG.md tells of both.)
+# So we don't ask whether a model *finds* an exploit, but what a judge does to one that the model can already write.
+# These arms take 30 steps, at a learning rate that stays; section 5's falls to zero.
 #
 # **What will each of the three learn?** Guess first.
 
@@ -373,12 +329,10 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 
 
 # %% [markdown]
 # Paid by the naive judge, the policy's pay rises, and in the last six steps not one answer works. Four of five print
-# the winning line. (Not all of them are paid, because some spell it wrong.) Under our judge the same line has died out
-# after some fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at
-# compiling than it was. The line earns nothing extra there, and it becomes rare as well. Somewhat more answers work,
-# perhaps because what works has to compile first.
-#
-# Those were training problems. What about the held-out ones?
+# the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line has died out after some
+# fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
+# The line earns nothing extra there and becomes rare as well, and somewhat more answers work. **And the held-out
+# problems?**
 
 # %%
 judged = lab.held_out(runs, lab.JUDGES)
@@ -393,12 +347,12 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
       f"p = {apart.p:.1g}; greedy: {100 * (judged.greedy.our_judge - judged.greedy.compiles):+.0f}")
 
 # %% [markdown]
-# That's a surprise: on held-out problems the policy that was paid for *compiling* is nearly as good as the one that our
-# judge paid. The interval can't tell them apart, and greedily it's even a little better. (How this start itself does
-# on these problems isn't stored, so we can't say how much each of them has gained.) But don't count on it, because that
-# judge pays for a wrong module, too, as long as it compiles.
+# That's a surprise: the policy that was paid for *compiling* is nearly as good as the one that our judge paid. The
+# interval can't tell them apart, and greedily it's even a little better. (How this start does on these problems isn't
+# stored, so we can't say how much each has gained.) But don't count on it: that judge pays for any wrong module that
+# compiles.
 #
-# <details><summary><b>You only see the orange curve on the left. How would you notice?</b></summary>
+# <details><summary><b>You only see the orange curve of the first panel. How would you notice?</b></summary>
 #
 # Read some answers. Watch how long they are, and whether they repeat. And have a sample judged by a judge that
 # doesn't train the model.
@@ -407,19 +361,11 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #
 # **A policy learns what you pay for, and a judge that can be fooled costs you everything.**
 #
-# ## Recap
-# - A reward from the testbench chooses among the things that the model can write already: sampled answers got better,
-#   and greedy ones didn't.
-# - Before you trust a curve, check log-probabilities, weights, equal rewards, and the gradient.
-# - Compare with a simpler way to spend as many answers and as many steps, on the same problems.
-# - Under a judge that could be fooled, the pay rose until nothing worked. Under one that no answer can talk to, the
-#   same exploit died out.
+# (If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.)
 #
-# If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.
-#
-# ### Exercise
-# Break the first check: sample at a temperature of 0.8 (`bench.sample` takes `heat=0.8`), and let `bench.logps` score
-# the answers as before. How far apart are sampler and trainer now? Before, it was a few millionths of a nat.
+# ### Exercises
+# 1. Break the first check: sample at a temperature of 0.8, and let `bench.logps` score the answers as before. How far
+#    apart are sampler and trainer now?
 #
 # <details><summary>Solution</summary>
 #
@@ -429,9 +375,21 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# If you get tenths of a nat, you've broken it well. They're apart wherever the model hesitates, because the sampler's
-# softmax isn't the trainer's.
+# More than a nat: where the model hesitates, the sampler's softmax isn't the trainer's.
+# </details>
 #
+# 2. Fool our judge: put something worse into `stub`, such as reading the reference's output.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# for trick in ('initial begin $display("Mismatches: 0 in 400 samples"); $finish; end',
+#               "assign match = tb.good1.match;", "RefModule mine (num, match);"):
+#     code = stub.replace(rl.FORGED.strip(), trick)
+#     print(bench.judge([(problem, f"```verilog\n{code}```")]))
+# ```
+#
+# The first one fools the naive judge, and none passes ours. If you find one that does, please tell us.
 # </details>
 #
 # Back to [07 · pass@k that can be believed](07_eval.ipynb).

@@ -1,23 +1,80 @@
-"""Pretraining a small Gemma 4 from scratch: batches, loss, step, loop, export. For 09 and 12.
+"""Pretraining a small Gemma 4 from scratch, from the tokenizer to the export. For 09 and 12.
 
 Letters in shape comments: B rows, T tokens, V vocabulary. Id 0 is padding, 2 `<bos>`, 1 `<eos>`.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 from flax import nnx
-from tokenizers import Tokenizer
+from safetensors.numpy import save
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tunix.models.gemma4.model import Gemma4
 
-from helpers.run import Progress
+from helpers.run import Progress, atomic_file, write_json
 from tables import architecture
 
+CONTROL = {  # Gemma 4's own ids
+    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>",
+    48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>",
+    52: '<|"|>', 98: "<|think|>", 100: "<|channel>", 101: "<channel|>", 105: "<|turn>",
+    106: "<turn|>"}
+CONTROL_IDS = 128
+STOPS = [1, 106, 50]  # <eos>, <turn|>, <|tool_response>
+
+
+# ── Tokenizer ──
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, pieces: str) -> Tokenizer:
+    """Byte-level BPE behind 128 control tokens; those without a name are called <unusedN>.
+
+    Args:
+      texts: to count pairs in.
+      vocabulary: tokens, control tokens included.
+      pieces: a regular expression; tokens merge inside what it matches, never across.
+    """
+    special = []
+    unused = 0
+    for number in range(CONTROL_IDS):
+        if number in CONTROL:
+            special.append(CONTROL[number])
+        else:
+            special.append(f"<unused{unused}>")
+            unused += 1
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pieces), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=special, show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, template: Path, folder: Path) -> None:
+    """Write a tokenizer, its settings and a copy of a chat template, as transformers reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = list(CONTROL.values())
+    write_json(folder / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
+        "unk_token": "<unk>", "pad_token": "<pad>", "add_bos_token": False, "add_eos_token": False,
+        "clean_up_tokenization_spaces": False, "model_max_length": 2048, "padding_side": "left",
+        "extra_special_tokens": names[4:]})
+    shutil.copyfile(template, folder / template.name)
+
+
+# ── First weights ──
 
 def inputs_of(name: str, shape: Sequence[int]) -> int:
     """How many numbers one output of this matrix adds up."""
@@ -47,6 +104,17 @@ def initialize(model: Gemma4, seed: int) -> Gemma4:
         variables[name].set_value(jnp.asarray(value, jnp.float32))
     return model
 
+
+def named(params: nnx.State) -> dict[str, jax.Array]:
+    """{Tunix's dotted name: array} of a model's weights."""
+    arrays = {}
+    for path, variable in nnx.to_flat_state(params):
+        name = ".".join(str(part) for part in path)
+        arrays[name] = variable.get_value()
+    return arrays
+
+
+# ── Batches ──
 
 def encode(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list[int]]:
     """Ids of every document, `<bos>` in front and `<eos>` behind."""
@@ -83,6 +151,8 @@ def tokens_seen(batches: Iterable[np.ndarray], vocabulary: int) -> np.ndarray:
     seen[0] = False
     return seen
 
+
+# ── Loss and step ──
 
 def token_loss(model: Gemma4, tokens: jax.Array, seen: jax.Array,
                given: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -150,6 +220,8 @@ def validation_loss(params: nnx.State, batches: Iterable[np.ndarray],
     return float(loss / count)
 
 
+# ── Export ──
+
 VECTORS = {  # of a layer, Hugging Face's name: Tunix's
     "self_attn.q_norm.weight": "attn._query_norm.scale",
     "self_attn.k_norm.weight": "attn._key_norm.scale",
@@ -183,6 +255,34 @@ def to_hf(weights: Mapping[str, np.ndarray], config: dict[str, Any]) -> dict[str
             tensors[f"layers.{layer}.{name}"] = weights[f"layers.{layer}.{tunix_name}"]
     return {f"model.language_model.{name}": array for name, array in tensors.items()}
 
+
+def export(params: nnx.State, config: dict[str, Any], folder: Path) -> dict[str, np.ndarray]:
+    """Write weights and config in Hugging Face's form, rounded to bfloat16.
+
+    Args:
+      params: the weights.
+      config: as config.json has it.
+      folder: what's there already is replaced.
+
+    Returns:
+      {Tunix name: array}, rounded.
+    """
+    rounded = {}
+    for name, array in named(params).items():
+        rounded[name] = np.asarray(array).astype(ml_dtypes.bfloat16)
+    tensors = {}
+    for name, array in to_hf(rounded, config).items():
+        tensors[name] = np.ascontiguousarray(array)
+    with atomic_file(folder / "model.safetensors") as file:  # beside it, then renamed
+        file.write(save(tensors, metadata={"format": "pt"}))
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": 2, "pad_token_id": 0, "eos_token_id": STOPS, "do_sample": True,
+        "temperature": 1.0, "top_k": 64, "top_p": 0.95})
+    return rounded
+
+
+# ── The loop ──
 
 def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable,
              batches: Sequence[np.ndarray], validation: Sequence[np.ndarray], steps: int,

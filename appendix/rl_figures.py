@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -40,6 +39,14 @@ def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, color: str,
     ax.plot(values.index, values, color=color, lw=0.8, alpha=0.5)
     ax.plot(smooth.index, smooth, line, color=color, lw=2.2, label=label)
     ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+def draw_beside_start(ax: Axes, table: pd.DataFrame, column: str, title: str) -> None:
+    """REINFORCE's steps beside the start's on the same problems; the title says both ends."""
+    draw_steps(ax, table, "reinforce", column, style.BLUE, "REINFORCE")
+    draw_steps(ax, table, "rejection", column, style.GRAY, "the start, same problems")
+    first, last = lab.by_step(table, "reinforce", column).iloc[[0, -1]]
+    ax.set(title=f"{title}: {first:.0%} at step 1, {last:.0%} at the last", ylim=(0, None))
 
 
 def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
@@ -82,14 +89,22 @@ def draw_judged(ax: Axes, table: pd.DataFrame, arm: str) -> None:
     ax.set(ylim=(-0.02, 1.02), xlim=(1, truth.index.max()), ylabel="share of the answers")
 
 
-def fold_source(title: str, *functions: Callable[..., Any]) -> None:
-    """Show the source of functions; it opens when its title is clicked."""
-    from IPython.display import Markdown, display
-    code = "\n\n".join([inspect.getsource(function) for function in functions])
-    display(Markdown(f"<details><summary>{title}</summary>\n\n```python\n{code}```\n\n</details>"))
-
-
 def as_percent(interval: Mapping[str, float]) -> str:
     """A gain as "+17 (+11 to +23)", in points; keys are gained, low and high."""
     gained, low, high = (100 * interval[key] for key in ("gained", "low", "high"))
     return f"{gained:+.0f} ({low:+.0f} to {high:+.0f})"
+
+
+def gains_table(passes: lab.Passed, arms: Sequence[str]) -> pd.DataFrame:
+    """What each arm gains over the start, in points, with intervals and p, at one try and at five.
+
+    Args:
+      passes: from `lab.drawn_passes`.
+      arms: one for each row.
+    """
+    gained = {}
+    for k in (1, 5):
+        table = lab.gains(passes, arms, k)
+        gained[f"pass@{k} over the start"] = table.apply(as_percent, axis=1)
+        gained[f"p, pass@{k}"] = table.p.map("{:.1g}".format)
+    return pd.DataFrame(gained)

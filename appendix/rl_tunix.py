@@ -119,3 +119,19 @@ def grpo_step(bench: Bench, problems: Sequence[Problem], answers: int = 4) -> St
         rewards=np.reshape(passes, (len(problems), answers)),
         examples=with_prompts(prompts, tokens),
         end_tokens=int(is_end.sum()))
+
+
+def compare(bench: Bench, theirs: Step, factors: np.ndarray) -> dict[str, float]:
+    """Our gradient on Tunix's answers beside Tunix's own: sizes, angle, distance.
+
+    Args:
+      bench: that Tunix's step began with.
+      theirs: from `grpo_step`.
+      factors: [B], what we multiply the loss of each answer by.
+    """
+    mean = factors / len(factors)
+    ours = flat(bench.learner.gradient(bench.start, bench.frozen, theirs.examples, mean))
+    size, norm = np.linalg.norm(ours), np.linalg.norm(theirs.gradient)
+    return {"size / Tunix's size": size / norm,
+            "cosine": ours @ theirs.gradient / (size * norm),
+            "distance / Tunix's size": np.linalg.norm(ours - theirs.gradient) / norm}

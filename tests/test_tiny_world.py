@@ -92,13 +92,14 @@ def test_the_corpus_is_the_one_the_base_was_trained_on(corpus):
 
 def test_the_tokenizer_is_made_again_byte_for_byte(tmp_path):
     """Its texts are the corpus without bugs, so that a bug makes no piece of its own."""
-    train, vocabulary, control, pieces = load(
-        "appendix/09_tiny_base.py", "train_tokenizer", "VOCABULARY", "CONTROL", "PIECES")
+    vocabulary, pieces = load("appendix/09_tiny_base.py", "VOCABULARY", "PIECES")
     texts = list(make.documents(20_000, bug_share=0))
     for _, row, _ in make.rows():
         texts += [row["prompt"], row["response"]]
-    train(texts, vocabulary, control, pieces).save(str(tmp_path / "tokenizer.json"))
-    assert (tmp_path / "tokenizer.json").read_bytes() == (ASSETS / "tokenizer.json").read_bytes()
+    tokenizer = pretrain.train_tokenizer(texts, vocabulary, pieces)
+    pretrain.save_tokenizer(tokenizer, ASSETS / "chat_template.jinja", tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (ASSETS / name).read_bytes(), name
 
 
 def test_a_bug_is_one_line_of_the_body_and_nearly_always_fails():
@@ -124,7 +125,7 @@ def test_every_family_can_go_wrong():
 def test_the_corpus_without_bugs_is_the_same_one_corrected():
     clean, buggy = (list(make.documents(1_000, bug_share=share)) for share in (0, make.BUG_SHARE))
     changed = sum(one != two for one, two in zip(clean, buggy, strict=True))
-    assert 0.3 < changed / 1_000 < 0.4  # 40% of the 88% that have code
+    assert abs(changed / 1_000 - make.BUG_SHARE * 0.88) < 0.05  # 88% of the documents have code
     rows = [row for _, row, _ in make.rows(count=300, bug_share=0.4)]
     asked = [row["prompt"] for _, row, _ in make.rows(count=300)]
     assert [row["prompt"] for row in rows] == asked
@@ -289,6 +290,14 @@ def test_config_has_every_structural_feature_of_the_31b():
         for key in ("hidden_size", "intermediate_size", "vocab_size"):
             assert config[key] % 4 == 0, key
     assert tiny["sliding_window"] < 128  # shorter than the sequences it is trained on
+
+
+def test_the_page_makes_the_stored_config():
+    """It takes the 31B's and changes sizes; the stored one has all of its keys."""
+    _, _, _, made = load(
+        "appendix/09_tiny_base.py", "VOCABULARY", "big_config", "smaller", "tiny_config")
+    stored = json.loads((ASSETS / "config.json").read_text())
+    assert {key: stored[key] for key in made} == made
 
 
 # ── Pretraining ──

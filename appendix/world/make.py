@@ -21,7 +21,7 @@ from appendix.world.families import Design, Port, Random
 
 DATA = Path(__file__).resolve().parent.parent.parent / "data"
 CORPUS_SEED, ROWS_SEED, EVAL_SEED, DRAWS_SEED, BUGS_SEED = 1, 2, 3, 4, 5
-BUG_SHARE = 0.6  # of the corpus' modules: code as it is
+BUG_SHARE = 0.4  # of the corpus' modules: code as it is
 ROWS = 4_000
 BROKEN = {"too long": 12, "no code": 10, "two fences": 14, "open answer": 6, "fence only": 6}
 SYSTEM = ("You are a helpful assistant that writes Verilog. First think about the design inside "
