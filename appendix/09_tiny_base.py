@@ -342,8 +342,10 @@ def write(done, params, at=(0, run_steps // 4, run_steps), tokens=40):
         print(f"── after {done} steps:\n{tokenizer.decode(ids[len(start):])}\n", flush=True)
 
 
-trained, history = pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches,
-                                     validation, run_steps, watch=write)
+unfinished = pretrain.Unfinished(out / "unfinished.npz", f"{cfg} {corpus_sha256}")
+trained, history = pretrain.pretrain(
+    params, optimizer.init(params), step, evaluate, batches, validation, run_steps, watch=write,
+    unfinished=unfinished)  # killed? Then run this cell again
 log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 

@@ -3,11 +3,12 @@
 Letters in shape comments: B rows, T tokens, V vocabulary. Id 0 is padding, 2 `<bos>`, 1 `<eos>`.
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -284,9 +285,52 @@ def export(params: nnx.State, config: dict[str, Any], folder: Path) -> dict[str,
 
 # ── The loop ──
 
+class Unfinished(NamedTuple):
+    """Where a run keeps what it has, so that after an interruption the next run goes on from it.
+
+    Attributes:
+      path: an .npz; it's gone when the run has ended.
+      recipe: what makes this run this run. A file of another recipe is left out, then replaced.
+    """
+
+    path: Path
+    recipe: str
+
+
+def keep(unfinished: Unfinished, state: Any, history: list[dict[str, Any]]) -> None:
+    """Store weights, optimizer and history: whole, or not at all."""
+    arrays = {"about": np.array([unfinished.recipe, json.dumps(history)])}
+    for place, leaf in enumerate(jax.tree.leaves(state)):
+        arrays[f"leaf{place}"] = np.asarray(leaf)
+    with atomic_file(unfinished.path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def resume(unfinished: Unfinished, state: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """What `keep` stored, as (state, history); the first state and no history if there's nothing.
+
+    Args:
+      unfinished: where to look.
+      state: the first one, which says what the leaves belong to.
+    """
+    if not unfinished.path.exists():
+        return state, []
+    with np.load(unfinished.path) as stored:
+        recipe, told = (str(text) for text in stored["about"])
+        if recipe != unfinished.recipe:
+            print(f"{unfinished.path} is of another recipe, so this run starts anew", flush=True)
+            return state, []
+        leaves, structure = jax.tree.flatten(state)
+        found = [jnp.asarray(stored[f"leaf{place}"]) for place in range(len(leaves))]
+    history = json.loads(told)
+    print(f"going on after step {len(history)}, from {unfinished.path}", flush=True)
+    return jax.tree.unflatten(structure, found), history
+
+
 def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable,
              batches: Sequence[np.ndarray], validation: Sequence[np.ndarray], steps: int,
-             every: int = 100, watch: Callable[[int, nnx.State], object] | None = None
+             every: int = 100, watch: Callable[[int, nnx.State], object] | None = None,
+             unfinished: Unfinished | None = None
              ) -> tuple[nnx.State, list[dict[str, Any]]]:
     """Train for some steps, round and round the batches.
 
@@ -296,7 +340,9 @@ def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable
       batches, validation: of `make_batches`.
       steps: how many, in all.
       every: steps after which the validation loss is computed; so it is after the last.
+        With `unfinished`, everything is stored then, too.
       watch: called with (steps done, weights), before each step and after the last.
+      unfinished: where to go on after an interruption, if there is something.
 
     Returns:
       (params, history): one dict per step with step, loss (mean per token, nats), seconds and,
@@ -304,8 +350,11 @@ def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable
     """
     params, moments = jax.tree.map(jnp.copy, (params, moments))  # a step uses up what it gets
     history: list[dict[str, Any]] = []
+    if unfinished:
+        (params, moments), history = resume(unfinished, (params, moments))
     progress = Progress(steps, "step", every=10)
-    for number in range(steps):
+    progress.count = len(history)
+    for number in range(len(history), steps):
         if watch:
             watch(number, params)
         batch = batches[number % len(batches)]
@@ -317,9 +366,13 @@ def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable
         is_last = number + 1 == steps
         if is_last or (number + 1) % every == 0:
             entry["val_loss"] = validation_loss(params, validation, evaluate)
+            if unfinished:
+                keep(unfinished, (params, moments), history)
         real_tokens = np.count_nonzero(batch)
         speed = real_tokens / entry["seconds"]
         progress.update(note=f"loss {entry['loss']:.3f} | {speed:,.0f} tokens/s")
     if watch:
         watch(steps, params)
+    if unfinished:
+        unfinished.path.unlink(missing_ok=True)
     return params, history

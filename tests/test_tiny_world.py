@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
 import random_gemma
@@ -314,13 +315,19 @@ def test_batches_hold_every_document_once_and_nothing_else():
     assert all(1_500 < batch.size <= 2_048 for batch in batches)
 
 
-def test_the_loop_trains_and_validates_every_few_steps_and_after_the_last():
+def a_small_run():
+    """(weights, optimizer, step, evaluate, batches) of a shallow model; five steps end it."""
     config = gemma.config_from_hf(random_gemma.SHALLOW, dtype="float32")
     draw = np.random.default_rng(3)
     batches = [draw.integers(1, 320, (2, 24)).astype(np.int32) for _ in range(3)]
     graph, params = nnx.split(pretrain.initialize(gemma.gemma4.Gemma4(config, rngs=nnx.Rngs(0)), 0))
     optimizer = pretrain.make_optimizer(params, 5, 4e-3, 2, 0.05)
     step, evaluate = pretrain.make_steps(graph, optimizer, pretrain.tokens_seen(batches, 320))
+    return params, optimizer, step, evaluate, batches
+
+
+def test_the_loop_trains_and_validates_every_few_steps_and_after_the_last():
+    params, optimizer, step, evaluate, batches = a_small_run()
     before, watched = pretrain.validation_loss(params, batches, evaluate), []
     trained, history = pretrain.pretrain(
         params, optimizer.init(params), step, evaluate, batches, batches, 5, every=2,
@@ -329,3 +336,34 @@ def test_the_loop_trains_and_validates_every_few_steps_and_after_the_last():
     assert [entry["step"] for entry in history if "val_loss" in entry] == [2, 4, 5]
     assert history[-1]["val_loss"] == pretrain.validation_loss(trained, batches, evaluate) < before
     assert pretrain.validation_loss(params, batches, evaluate) == before  # what it was given stays
+
+
+def test_a_pretraining_that_was_killed_goes_on_to_the_same_weights(tmp_path, capsys):
+    """All steps take up to an hour; a kill, or a closed tab, once cost all of it."""
+    params, optimizer, step, evaluate, batches = a_small_run()
+
+    def run(recipe="ours", watch=None):
+        unfinished = pretrain.Unfinished(tmp_path / "unfinished.npz", recipe)
+        return pretrain.pretrain(params, optimizer.init(params), step, evaluate, batches, batches,
+                                 5, every=2, watch=watch, unfinished=unfinished)
+
+    def kill(done, weights):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    whole, history = run()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        run(watch=kill)
+    watched = []
+    again, told = run(watch=lambda done, weights: watched.append(done))
+    assert watched == [2, 3, 4, 5] and "going on after step 2" in capsys.readouterr().out
+    assert [entry["loss"] for entry in told] == [entry["loss"] for entry in history]
+    for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
+        assert (np.asarray(one) == np.asarray(two)).all()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(watch=kill)
+    run("another rate", watch=lambda done, weights: watched.append(done))
+    assert watched[4:] == list(range(6)) and "another recipe" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
