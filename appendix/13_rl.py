@@ -335,7 +335,7 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 
 # Paid by the naive judge, the policy earns more, and in the last six steps not one answer works. Four of five print
 # the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line has died out after some
 # fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
-# But the line earns nothing extra there, so it becomes rare as well, and somewhat more answers work. **And the held-out
+# The line earns nothing extra there and becomes rare as well, and somewhat more answers work. **And the held-out
 # problems?**
 
 # %%
