@@ -78,8 +78,8 @@ if libtpu:
     print(product.memory_analysis())
 
 # %% [markdown]
-# These are bytes on one chip. Put your own function in place of the product, and you know whether it fits before you
-# rent anything. If it doesn't, the compiler raises `RESOURCE_EXHAUSTED`. (The compiler's name is XLA; its flags go into
+# These are bytes on one chip. Put your own function in place of the product, and you know whether it fits. If it
+# doesn't, the compiler raises `RESOURCE_EXHAUSTED`. (The compiler's name is XLA; its flags go into
 # `compile(compiler_options={…})`.) What's new on this page is that the compiled text also tells how long it takes:
 
 # %%
@@ -176,9 +176,10 @@ if libtpu:
 # outputs that don't take the place of an argument that the step may overwrite (JAX calls such an argument *donated*).
 # *Temporaries* come and go while the step runs.
 #
-# Besides its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two answer,
-# before training and after it. Here's how many of them we've compiled, and how much memory the largest one needs, with
-# whatever else lies on the chip while it runs. (*ms a token*: predicted, until each of four answers has grown by one.)
+# Besides its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two write
+# answers, before training and after it. Here's how many of them we've compiled, and how much memory the largest one
+# needs, with whatever else lies on the chip while it runs. (*ms a token*: the predicted time in which each of four
+# answers grows by one token.)
 
 # %%
 display(steps.show_programs())
@@ -187,8 +188,8 @@ print(f"{len(steps.stored_rows(steps.OTHERS))} compiled, {len(steps.missing_prog
 # %% [markdown]
 # **Is a step with one micro-batch a fair stand-in for a step with four?** We thought so, until the compiler refused the
 # E2B's real step on a v5e, although the step with one had fit. The loop over four micro-batches wanted a table laid out
-# another way, so XLA kept a second copy of it, 5 GiB. (`gemma.place` now stores the table as the loop wants it.) So a
-# row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. Every other one is *estimated*.
+# another way, so XLA kept a second copy of it, 5 GiB. (`gemma.place` now stores it as the loop wants it.) So a row
+# counts as *compiled* for 03 only if it has as many micro-batches as 03's step. Every other one is *estimated*.
 #
 # **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
@@ -214,25 +215,25 @@ sixty = steps.predicted(steps.OURS)
 print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} of the time")
 
 # %% [markdown]
-# Each dark red piece is a collective that stops the chip. It gathers activations before a block, or scatters the
-# block's sum after it.
+# Each dark red piece is a collective that stops the chip. It gathers activations before a block (attention or MLP), or
+# adds up the chips' results after it and leaves a piece of the sum on each.
 #
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
 # **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
-# split the time by part of the model.
+# split the time by part of the model. First the published step beside ours:
 
 # %%
 figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty})
 
 # %% [markdown]
 # The published step computes its layers a second time in the backward pass. And its operands are float32, which buys
-# nothing: the matrix unit multiplies in bfloat16 all the same, but it has to read twice the bytes and round them.
+# nothing: the matrix unit multiplies in bfloat16 all the same, but the chip reads twice the bytes and has to round them.
 #
-# What about our step? Look at the column *at its limit*. If the products of a part ran at the chip's peak, or its bytes
-# at full speed through the HBM (the chip's memory), what share of its time would it still need? Near 100% there's
-# little to gain. (Parts that take less than 2% of the time are left out.)
+# What about our step? Look at the column *at its limit*. It's the share of its time that a part would still need if its
+# products ran at the chip's peak, or its bytes at the full speed of the HBM (the chip's memory). Near 100% there's little
+# to gain. (Parts that take less than 2% of the time are left out.)
 
 # %%
 steps.show_parts(steps.OURS, sixty)
@@ -270,15 +271,15 @@ steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
 # On a v5p the gathering mesh wins. How sure is that? Less sure than the rest, because nobody has timed gathers that
-# travel beside products on 2 x 2 chips (exercise 2 shows how much hangs on it). **On a v6e-8 mesh (8, 1) loses**, as far
-# as we know: gathers over its 2 x 4 chips go one way round a single ring. Others measured that on a v5e-8; a v6e's
-# program names the same ring.
+# travel beside products on 2 x 2 chips (exercise 2 shows how much hangs on it). **On a v6e-8, mesh (8, 1) loses**, as far
+# as we know, because gathers over its 2 x 4 chips go one way round a single ring. Others measured that on a v5e-8, and a
+# v6e's program names the same ring.
 #
 # **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes
-# mesh (4, 1), or (16, 1) on a v5p-32, by itself. Of the compiled rows that fit and are long enough for yours, it takes
-# the one with the most predicted tokens a second. (On a v6e-8 that's mesh (2, 4), and the compiler hasn't confirmed that
-# four of your short rows fit there.) But your data pay for short rows. If your examples are as long as CodeV-R1's, you
-# drop the longest 3%, and 8% of all tokens go with them.
+# mesh (4, 1), or (16, 1) on a v5p-32, by itself. Among the compiled rows that fit and are long enough for your examples,
+# it picks the one with the most predicted tokens a second. (On a v6e-8 that's mesh (2, 4), and the compiler hasn't
+# confirmed that four of your short rows fit there.) But short rows cost you data. If your examples are as long as
+# CodeV-R1's, you drop the longest 3%, and 8% of all tokens go with them.
 #
 # **On a v5p, gather weights rather than add up activations: weights can travel ahead, and sums can't.**
 #
@@ -294,8 +295,8 @@ steps.show(table, SHOWN)
 # Recomputing buys memory, not speed. *One row* means micro-batches of a single row. They need about half the memory
 # and hardly more time per token. *Dense attention* is refused: that's why 03 computes attention by blocks.
 #
-# How many times the published speed is ours, in real tokens per second? It's a ratio of two predictions, so it has a
-# range. *One sigma* means: if we miss as we did in section 9, two of three such ranges hold. With two sigmas, nineteen
+# How many times the published speed do our steps reach, in real tokens? It's a ratio of two predictions, so it has a
+# range. *One sigma* means: if we miss as we do in section 9, two of three such ranges hold. With two sigmas, nineteen
 # of twenty do. But you wait for a whole run, with its downloads and compilations, and not for a step, so we print its
 # hours, too. (The published run took 3.34.)
 
@@ -331,7 +332,7 @@ for share in (0.94, 0.8, 0.6):
           f"{times * speed['published'] / speed[steps.ROWS.recipe]:.2f} times the same mesh's")
 
 # %% [markdown]
-# Others gained a factor of 1.2 to 1.4 with int8 products in whole steps
+# Others gained a factor of 1.2 to 1.4 from int8 products in whole steps
 # ([marin 620](https://github.com/marin-community/marin/issues/620),
 # [2710](https://github.com/marin-community/marin/issues/2710)). They quantize their weights in each step, which a frozen
 # base in int8 doesn't need. So ours may gain more, but no measurement says so. And what int8 costs in quality, nobody
@@ -377,8 +378,8 @@ display(shown.assign(source=timed.source.str.split(":").str[0]).style.hide(axis=
 figures.draw_anchors(anchors)
 
 # %% [markdown]
-# Hollow points don't count. They're calls of a few milliseconds, in which the host takes as long as the chip, or they
-# set a constant of our model, so they can't test it.
+# Hollow points don't count. Some are calls of a few milliseconds, in which the host takes as long as the chip. The
+# others set a constant of our model, so they can't test it.
 #
 # All the ranges in this series follow one rule (`tpu_time/bands.py`). The *typical miss* is the root mean square of
 # log(predicted / measured) over the programs that count, and that's one sigma. A ratio of two predictions has √2 of it.
@@ -399,7 +400,7 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 # - Only five of the programs are whole training steps, and four of these come from one author. So a step's range could
 #   well be a little wider than we print.
 # - The published step is the only one of *this* model on *this* slice, and it takes longer than we predict. If our own
-#   step does, too, expect the lower end of the tokens a second. (The ratio between the two wouldn't suffer.)
+#   step does, too, expect the lower end of the tokens a second. (The ratio of the two wouldn't suffer.)
 # - The test isn't blind, and the programs were measured with earlier compilers than ours.
 #   ([What else we know](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off))
 #

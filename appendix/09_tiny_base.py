@@ -122,13 +122,14 @@ print(bugs.bug(draw, counter).verilog())
 print(f"{make.BUG_SHARE:.0%} of the corpus' modules get a bug")
 
 # %% [markdown]
-# (It's the one with `!dir`.) A simulator nearly always notices: of 400 such bugs, 07's judge failed 396 (measured).
+# (It's the one with `!dir`.) A simulator nearly always notices: when [07](07_eval.ipynb)'s judge simulated 400 such
+# modules, 396 failed.
 #
 # ### The corpus: documents, not dialogues
 # A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
 # specifications without code. It must read no chat and no fence around code (three backticks), because the model
-# should learn those in notebook 03. And a hash keeps one in eight combinations of family, widths and port names for
-# the benchmark alone.
+# should learn those in notebook 03. And a hash sets aside one in eight combinations of family, widths and port names:
+# only the benchmark asks those.
 
 # %%
 corpus = list(make.documents(cfg.documents))
@@ -143,8 +144,8 @@ for foreign in ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a"):
 #
 # ## 3. The tokenizer
 # **How does text become numbers?** By byte-level BPE, byte-pair encoding: neighbors that are often seen
-# together become one token. `PIECES` says inside of what they may merge: a word, a number, a range of bits such
-# as `[7:0]`, or a line break with its indentation. In front stand 128 control tokens with Gemma 4's own ids.
+# together become one token. They merge only inside one of the `PIECES`: a word, a number, a range of bits such as
+# `[7:0]`, or a line break with its indentation. The first 128 ids are control tokens, with Gemma 4's own ids.
 #
 # It learns from the corpus without its bugs, *and* from the training rows of notebook 02, so that frequent words of
 # the fine-tune are one token. (The weights see the corpus only.)
@@ -180,8 +181,8 @@ style.fold_source("train_tokenizer: BPE behind 128 control tokens", pretrain.tra
 # ## 4. The same architecture as the 31B, in miniature
 # **What must a miniature keep?** Whatever a Gemma 4 fine-tune can break on. So we take the 31B's own config and
 # change only sizes. After five *sliding* layers, which look back over a window, there's one *full* layer, which
-# looks at everything. Like the 31B's, its four heads of keys and values can be divided among four devices but not
-# among eight. We leave out the part that reads images.
+# looks at everything. As in the 31B, a full layer's four heads of keys and values can be divided among four devices
+# but not among eight. We leave out the part that reads images.
 
 # %%
 big_config = helpers.read_json("data/configs/gemma4_31b.json")["text_config"]
@@ -257,8 +258,8 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 
 # %% [markdown]
-# Is that all? Then they must give Tunix's logits. We draw the first weights ourselves, because Tunix's own MLP starts
-# at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at 1/√H.
+# Is that all? Then these lines must give Tunix's logits. We draw the first weights ourselves, because Tunix's own MLP
+# starts at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at 1/√H.
 
 # %%
 from flax import nnx
@@ -316,10 +317,10 @@ before = pretrain.validation_loss(params, validation, evaluate)
 print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(seen.sum()):.3f}")
 
 # %% [markdown]
-# A model that finds all n tokens equally likely has a loss of ln n nats. A random one is a little worse,
-# because it prefers some tokens for no reason: logits with a spread of 1 cost half a nat.
+# (It's the line with `seen`.) A model that finds all n tokens equally likely has a loss of ln n nats. A random one is
+# a little worse, because it prefers some tokens for no reason: logits with a spread of 1 cost half a nat.
 #
-# **Leave those tokens out of the softmax that a corpus never contains.**
+# **If a token never occurs in your corpus, leave it out of the softmax.**
 #
 # ## 6. Train, and look at what it writes
 # **What will the model write after 10 steps, and what after 40?** At three moments our 36 lines continue a comment,
@@ -350,8 +351,8 @@ log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 
 # %% [markdown]
-# Is this the model that we ship? Then our losses must lie on the stored log: corpus and tokenizer are the same bytes
-# everywhere, and the arithmetic is the same up to rounding.
+# Is this the model that we ship? Then this run's losses must lie on the stored ones, because corpus and tokenizer are
+# the same bytes everywhere, and the arithmetic is the same up to rounding.
 
 # %%
 log_file = ASSETS / "pretrain_log.csv"
@@ -450,14 +451,14 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 
 # %% [markdown]
 # So the base has learned the step from specification to module, even for names and widths that it never saw
-# together. Two things are missing. It takes a chat request for a text that goes on. And it writes what it has read,
-# bugs included. (These answers are greedy, the likeliest token each time. There are many ways to be wrong, so the
-# right one can still be the likeliest.) Notebook 03 teaches the base how to answer. Whether that also teaches it to
-# prefer right code is one of 07's questions.
+# together. Two things are missing. It doesn't answer a chat request, it continues it. And it writes what it has read,
+# bugs included. (That shows less in these answers, which take the likeliest token each time. There are many ways to be
+# wrong, so the right one can still be the likeliest.) Notebook 03 teaches the base how to answer. Whether that also
+# teaches it to prefer right code is one of 07's questions.
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 #
-# (Does your curve leave the stored one?
+# (Did your losses in section 6 leave the stored ones?
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md) says why.)
 #
 # ### Exercises
@@ -466,9 +467,9 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #
 # <details><summary>Solution</summary>
 #
-# Write `v` for `norm(v)`, `full or True` for the window, or `logits` for `30 * jnp.tanh(logits / 30)`. All three trip
-# the check. The soft cap moves least, because it only bends large logits, and a fresh model has none. A trained
-# one has, so check with trained weights, too.
+# Write `v` for `norm(v)`, `True` for `full or back < …`, or `logits` for `30 * jnp.tanh(logits / 30)`. All three trip
+# the check. The soft cap moves the logits least, because it only bends large ones, and a fresh model has none. A
+# trained one does, so check with trained weights, too.
 # </details>
 #
 # 2. The comment of section 6 asks for AND, and a module has come as far as `assign z = a`. How likely does the stored
@@ -490,7 +491,7 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #     print(repr(base_tokenizer.decode([int(number)])), f"{shares[number]:.0%}")
 # ```
 #
-# `&` gets roughly the share of modules that are right, and `|` nearly all of the rest. The base writes what it has
+# `&` gets roughly the share of modules without a bug, and `|` nearly all of the rest. The base writes what it has
 # read, as often as it has read it.
 # </details>
 #

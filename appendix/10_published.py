@@ -113,8 +113,8 @@ print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", 
 # ## 3. How fast can a prompt be read?
 # **Can a published time be too good to be true?** Yes, because no program computes faster than the chip's
 # peak. The eight chips of a v6e-8 together do at most 7.3 · 10¹⁵ operations per second. A
-# multiplication counts as one operation and an addition as another. Before you go on: how long do they need, at least, to
-# read 15,360 tokens with 31 billion weights?
+# multiplication counts as one operation, and so does an addition. Before you go on: how long do they need, at least,
+# to read 15,360 tokens with 31 billion weights?
 #
 # <details><summary>Answer</summary>
 #
@@ -122,7 +122,7 @@ print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", 
 # operations. Attention adds some more, which makes 1.0e15. At the peak they take 0.136 seconds.
 # </details>
 #
-# `tables/physics.py` does this count for us, from the model's config. (Attention counts only as far as a layer looks
+# `published.floor_ms` does this count for us, from the model's config. (Attention counts only as far as a layer looks
 # back: 1,024 tokens in 50 of the 60 layers.) Divide the count by the machine's peak, and you get a *floor*: no
 # software can have a shorter TTFT.
 
@@ -166,8 +166,8 @@ published.draw_sweep(sweep)
 # 1.2 times too fast. We allow 1.2 because the client sends its requests at random gaps. (A test draws such gaps 4,000
 # times: in more than 99% of the draws, all sixteen points stay impossible.)
 #
-# You'd expect the wait to grow with the load. It does so in only three of the twelve series. In the other nine, TTFT
-# *falls* from 1 to 2 requests per second, and then it stays within a factor of 1.4 up to 16.
+# You'd expect the wait to grow with the load. From 1 to 2 requests per second it grows in only three of the twelve
+# series. In the other nine, TTFT *falls*, and then it stays within a factor of 1.4 up to 16.
 #
 # **Sixteen of the 84 points are faster than the chips allow, and in nine of twelve series a higher load
 # means a shorter wait.**
@@ -178,15 +178,16 @@ published.draw_sweep(sweep)
 #
 # <details><summary>Answer</summary>
 #
-# The prompt isn't read again, because vLLM keeps the *keys and values* of earlier prompts for as long as there's room, in
-# a *prefix cache*. Now `vllm bench serve` draws its random prompts from a fixed seed, so every point of a sweep
-# sends the same prompts. The first point finds an empty cache (it's *cold*) and fills it. The next points
+# The prompt isn't read again, because vLLM keeps what attention needs of earlier prompts (their *keys and values*) in a
+# *prefix cache* for as long as there's room. `vllm bench serve` draws its random prompts from a fixed seed, so every
+# point of a sweep sends the same ones. The first point finds an empty cache (it's *cold*) and fills it. The next points
 # find the prompts in there (they're *warm*).
 # </details>
 #
 # We can test this explanation. If it's right, TTFT must fall exactly in those series where all the tokens
 # of one point fit into the cache together. How large was the cache? We take the memory that the log says was in use,
-# subtract the weights, and assume that every layer keeps every token:
+# subtract the weights, and assume that every layer keeps every token. S8.1's text says that the TPU's cache held
+# bfloat16, and its table says fp8 (floats of 8 bits), so we try both:
 
 # %%
 value = sweep.pivot_table(index=["tokens", "device"], columns="qps", values="value")
@@ -199,9 +200,9 @@ room = published.pool_tokens(config, "tpu", 2)
 print(f"the TPU has room for {room:,.0f} tokens in bfloat16")
 
 # %% [markdown]
-# The explanation predicts all ten series correctly. (S8.1's text says that the TPU's cache held bfloat16, and its table
-# says fp8.) So it was most likely the prefix cache, though no log of the sweep is public. Others fell into the same trap,
-# and today vLLM's client warns of it ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
+# With bfloat16, the explanation predicts all ten series correctly. So it was most likely the prefix cache, though no log
+# of the sweep is public. Others fell into the same trap, and today vLLM's client warns of it
+# ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
 #
 # **If a benchmark sends the same prompts twice, its second run most likely measures the cache.**
 #
@@ -239,28 +240,29 @@ for qps in (4, 8, 16, 32, 64):
 # what it can do. So its queue grows for as long as requests come, and its median depends on how many the client sends
 # (exercise 2).
 #
-# Shorter prompts have a cold ratio of 1.2 to 1.4. For longer ones the GPU has a queue even at one request per second.
-# Without it, 1.4 to 2.0 remain at 8,192 tokens, and 2.3 to 3.8 at 16k (`tests/test_published.py`).
+# What's the cold ratio at other lengths? It's 1.2 to 1.4 for shorter prompts. For longer ones the GPU has a queue even
+# at one request per second. Without it, 1.4 to 2.0 remain at 8,192 tokens, and 2.3 to 3.8 at 16k
+# (`tests/test_published.py`).
 #
 # **Why does the TPU read 16k tokens faster than 8,192?**
 #
 # <details><summary>Answer</summary>
 #
 # It doesn't. The row ran a different workload than its label says. At 64 requests per second nearly all the
-# answers are written at the same time, so 474 tokens per second times a TPOT of 13.5 ms makes 6.4 prompts, not 30.
-# Seven prompts with answers of 256 tokens fit both ends of the curve, on both machines.
+# answers are written at the same time, and each gets one token per TPOT, 13.5 ms. So 474 tokens per second make 6.4
+# answers, not 30. Seven prompts with answers of 256 tokens fit both ends of the curve, on both machines.
 # </details>
 #
 # **Of the 23.6 times, 2.7 remain if both machines start cold. The rest is a queue on one side and most likely
 # a cache on the other.**
 #
 # ## 7. How many tokens per second?
-# **Is 1,404 tokens per second all that a v6e-8 can do?** It's the TPU's best throughput in the paper's table. But a run
-# had thirty prompts in all. A decoding step gives each running request one token, so thirty requests get at most thirty
-# tokens per step, whatever the machine could do.
+# **Is 1,404 tokens per second all that a v6e-8 can do?** It's the TPU's best throughput in the paper's table. But each
+# run had thirty prompts in all. A decoding step gives each running request one token, so thirty requests get at most
+# thirty tokens per step, whatever the machine could do.
 #
-# The authors' own repository has runs with more prompts on a v6e-8. An answer in progress gets one token every TPOT. If
-# you multiply the throughput by TPOT, you therefore get how many answers were in progress at the same time:
+# The authors' own repository has runs with more prompts on a v6e-8. An answer in progress gets one token every TPOT, so
+# the throughput times TPOT is the number of answers that were in progress at the same time:
 
 # %%
 runs = published.table("v6e8_runs")
@@ -269,12 +271,11 @@ shown = ["prompts", "input_len", "output_len", "output_tok_s", "tpot_median_ms"]
 runs[[*shown, "answers in progress"]].style.hide(axis="index").format(precision=1)
 
 # %% [markdown]
-# More prompts made more than twice the 1,404. (They were shorter, too.) The run with 256 prompts shows where more requests
-# stop helping. Section 5 found room for 187,627 tokens, and each of these requests needs up to 2,048. So the cache holds
-# about 91 of them, and the others have to wait. The last column agrees.
+# With more prompts, the TPU made more than twice the 1,404. (They were shorter, too.) The run with 256 prompts shows
+# where more requests stop helping. Section 5 found room for 187,627 tokens, and each of these requests needs up to 2,048.
+# So the cache holds about 91 of them, and the others have to wait. The last column agrees.
 #
-# That goes for both machines. The GPU's only public run with 64 prompts made 3,158 tokens per second, where the TPU made
-# 3,253.
+# The GPU can do more, too: its only public run with 64 prompts made 3,158 tokens per second, where the TPU made 3,253.
 #
 # **1,404 tokens per second comes from a run of thirty prompts in all. It isn't the machine's limit.**
 #
@@ -304,7 +305,7 @@ print(f"cheaper by the measured runs: {paid.gpu / paid.tpu:.2f} times; at equal 
 #
 # - By the authors' plotting code, the GPU made 625 steps of 16 sequences and the TPU 1,244 steps of 8.
 # - The TPU's adapters leave out the key projection of ten layers ([03](03_train.ipynb)): 467.8 million parameters instead
-#   of 489.7. By default, the numbers that they start from are spread 2.45 times as wide.
+#   of 489.7. They also start from random numbers spread 2.45 times as wide, by the defaults of the libraries.
 # - Only one of the two runs clipped its gradients, as S3.7 says itself.
 #
 # **Two different recipes were timed, once each, on machines that were far from busy.**
@@ -411,7 +412,8 @@ helpers.write_json(helpers.run_dir("published.json"), {
 # </details>
 #
 # **Exercise 2: make your own headline.** The GPU needs 0.326 seconds per prompt. What would its median TTFT be, and the
-# ratio to the TPU's 61 ms, with 300 prompts instead of 30? And with 3 a second instead of 4? Guess, then ask `physics.median_ttft_floor_fcfs(30, 4, 0.326)` with other numbers.
+# ratio to the TPU's 61 ms, with 300 prompts instead of 30? And with 3 a second instead of 4? Guess, then ask
+# `physics.median_ttft_floor_fcfs(30, 4, 0.326)` with other numbers.
 #
 # <details><summary>Solution</summary>
 #

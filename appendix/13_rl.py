@@ -17,7 +17,7 @@
 #
 # Suppose you've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a
 # testbench. Can its verdict alone make the model better? And what if the judge can be fooled? In our runs the
-# verdict lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward keeps rising.
+# verdict lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward goes up.
 #
 # So far the model has learned from answers that somebody else had written. Here it writes its own, a simulator says
 # which of them work, and training makes those likelier, as in [CodeV-R1](https://arxiv.org/abs/2505.24183). You'll
@@ -110,9 +110,9 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 # called `top_module`.
 #
 # **But what do you do with a verdict that has no gradient?** The usual algorithm, GRPO, has many parts: a frozen
-# reference model, a KL term that keeps the *policy* (the model that's being trained) near it, a clipped ratio of new
-# to old probabilities, and two divisions, by the spread of the rewards and by the answer's length. Take all of that
-# away, and what's left is REINFORCE, from 1992:
+# reference model, a *KL term* (a kind of distance) that keeps the *policy* (the model that's being trained) near it, a
+# clipped ratio of new to old probabilities, and two divisions, by the spread of the rewards and by the answer's length.
+# Take all of that away, and what's left is REINFORCE, from 1992:
 #
 # 1. Sample several answers to each prompt from the policy as it is now.
 # 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
@@ -128,7 +128,8 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 # solves sometimes is of use. That's why CodeV-R1 throws away the easy ones first.
 # </details>
 #
-# In code that's a factor on the loss, over rows that are packed as in 02.
+# In code, the advantage is a factor on the loss, over rows that are packed as in 02. We take one step with the 32 answers
+# from above:
 
 # %%
 helpers.show_source(rl.advantages)
@@ -210,7 +211,8 @@ print("end tokens that Tunix trains:", theirs.end_tokens)
 
 # %% [markdown]
 # Now we take our step on the tokens that Tunix sampled, and put back one part of GRPO after another. Each only
-# changes the factor of an answer. **Which of them turns the gradient most?**
+# changes the factor of an answer. (A cosine of 1 means that our gradient points where Tunix's does.) **Which part turns
+# it most?**
 
 # %%
 lengths = np.array([example.mask.sum() for example in theirs.examples])
@@ -230,10 +232,11 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 #
 # - **Dividing by the answer's tokens** turns the gradient most: tokens of short answers get more weight.
 # - **Dividing by the spread** mostly makes it larger. Four rewards of 0 and 1 have a spread of 0.50 or 0.58.
-# - **The KL term** adds noise and holds nothing back: over the policy's own answers, the gradient of Tunix's default
-#   averages to zero, however far the policy has moved ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)).
-#   GRPO's own term is `kl_loss_mode="low_var_kl"`.
-# - **The end token** is missing. Tunix's sampler cuts it off, so no reward teaches the model when to stop.
+# - **The KL term** that Tunix takes by default only adds noise. Over the policy's own answers its gradient averages to
+#   zero, however far the policy has moved ([arXiv 2506.09477](https://arxiv.org/abs/2506.09477)), so it holds nothing
+#   back. (You get GRPO's own term with `kl_loss_mode="low_var_kl"`.)
+# - **The end token** is missing from these answers. Tunix's sampler cuts it off, so no reward teaches the model when to
+#   stop. (Ours keeps it.)
 #
 # **Put GRPO's parts back and you get Tunix's gradient. So our step is GRPO without them.**
 #
@@ -253,7 +256,8 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 # compares it with Tunix's own `DPOTrainer`.)
 #
 # A seed decides the problems, the samples and the data, so we compare arms of the same seed in pairs: on the held-out
-# problems, with answers sampled at temperature 0.8 and greedy ones. **Which arm would you bet on?**
+# problems, with answers sampled at temperature 0.8 and greedy ones (intervals and p as in [07](07_eval.ipynb), section
+# 9). **Which arm would you bet on?**
 
 # %%
 shares = lab.held_out(runs, ["start", *lab.COMPARED])
@@ -274,11 +278,11 @@ rl_figures.gains_table(passes, lab.COMPARED)
 # and only just.
 #
 # Greedy answers tell a different story: no arm beats the start, and rejection sampling loses most. So the gain comes
-# from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The reward
+# from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The verdict
 # teaches the model not to stray, and doesn't improve what it would say first.
 #
 # **What happened on the way?** The thin lines are single steps, and the thick ones means of five, on training problems
-# at temperature 1 (so the start passes fewer of them than of the held-out ones).
+# at temperature 1 (where answers stray further, so the start passes less often than above).
 
 # %%
 titles = {"reward": "More answers pass", "renamed": "The wrong module name dies out"}
@@ -313,9 +317,9 @@ print(stub, verdict, sep="\n")
 # for whatever compiles, as you might do without a testbench.
 #
 # They leave from a second start, `gamed`, in which one in four rows is a stub. (From the first one we tried it twice,
-# and the exploit stayed rare, because only half of its stubs were spelled so that they win; LOG.md tells of both.)
+# and the exploit stayed rare, because that start spells the line wrong in half of its stubs; LOG.md tells of both.)
 # So we don't ask whether a model *finds* an exploit, but what a judge does to one that the model can already write.
-# These arms take 30 steps, at a learning rate that stays; section 5's falls to zero.
+# These arms take 30 steps at a constant learning rate; section 5's falls to zero.
 #
 # **What will each of the three learn?** Guess first.
 
@@ -328,7 +332,7 @@ fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", nco
 style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 and the last six")
 
 # %% [markdown]
-# Paid by the naive judge, the policy's pay rises, and in the last six steps not one answer works. Four of five print
+# Paid by the naive judge, the policy earns more, and in the last six steps not one answer works. Four of five print
 # the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line has died out after some
 # fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
 # The line earns nothing extra there and becomes rare as well, and somewhat more answers work. **And the held-out
