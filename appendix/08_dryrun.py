@@ -163,13 +163,16 @@ helpers.show_source(steps.lower_ours)
 # %%
 steps.remake(libtpu)  # nothing, unless DRYRUN=full or DRYRUN=again says what to make anew
 found = steps.predicted(steps.LIVE)  # as it is stored
+TIMED = {"seconds_predicted": "s, predicted"}
 if libtpu:
     with helpers.phase("compiling two layers of the 31B for a v5p-8", every=60.0):
         program, refusal, seconds = steps.compile_recipe(steps.LIVE)
     found = predict(program.as_text(), steps.slice_of(steps.LIVE), parts.part_of)
     live = steps.beside_stored(program, refusal, seconds, found)
-    display(steps.show(live, {"made": "made"} | steps.COUNTED | {"seconds_predicted": "s"}))
+    display(steps.show(live, {"made": "made"} | steps.COUNTED | TIMED))
     print("the same as stored" if steps.all_equal(live) else "not as stored: try DRYRUN=full")
+else:
+    display(steps.show(steps.stored(steps.table_name(steps.LIVE)), steps.COUNTED | TIMED))
 
 # %% [markdown]
 # The table shows the memory of one chip. *Arguments* are what the step is given. *Fresh outputs* are only those
@@ -373,8 +376,10 @@ pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 # %%
 anchors = pd.DataFrame(bands.anchors())
 timed = anchors[anchors.name.str.match("maxtext|tunix")]
-shown = timed[["program", "slice", "measured_ms", "predicted_ms", "miss"]]
-display(shown.assign(source=timed.source.str.split(":").str[0]).style.hide(axis="index"))
+forms = {"measured_ms": "{:,.0f}", "predicted_ms": "{:,.0f}", "miss": "{:+.0%}"}
+shown = timed[["program", "slice", *forms]].astype(dict.fromkeys(forms, float))
+sourced = shown.assign(source=timed.source.str.split(":").str[0])
+display(sourced.style.hide(axis="index").format(forms))
 figures.draw_anchors(anchors)
 
 # %% [markdown]

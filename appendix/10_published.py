@@ -378,6 +378,13 @@ print(verdicts.verdict.value_counts().to_dict())
 left = [{"selector": name, "props": "text-align: left"} for name in ("th", "td")]
 verdicts.drop(columns="seen_in").style.hide(axis="index").set_table_styles(left)
 
+# %% [markdown]
+# Three causes come back in the column of evidence: a prefix cache that was most likely warm, too few requests per point,
+# and explanations without a profile. `data/published/corrections.csv` lists what this series does differently.
+#
+# **Before you believe a benchmark, ask three things: was the cache cold, how many requests were there, and
+# where's the profile?**
+
 # %%
 helpers.write_json(helpers.run_dir("published.json"), {
     "too_fast_in_sweep": int(sweep.too_fast.sum()), "claims": kinds.to_dict(),
@@ -386,12 +393,6 @@ helpers.write_json(helpers.run_dir("published.json"), {
     "sign_flip_p_undisputed": round(sound_flip, 4), "cost_ratio_24h": round(day, 3)})
 
 # %% [markdown]
-# Three causes come back in the column of evidence: a prefix cache that was most likely warm, too few requests per point,
-# and explanations without a profile. `data/published/corrections.csv` lists what this series does differently.
-#
-# **Before you believe a benchmark, ask three things: was the cache cold, how many requests were there, and
-# where's the profile?**
-#
 # ## Recap
 # - The divisions are right, and the authors published enough to check the rest.
 # - Cold and at one request per second, a v6e-8 begins its answer to 4,096 tokens about 2.7 times sooner

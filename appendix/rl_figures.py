@@ -62,8 +62,9 @@ def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
         ends = [[row.sampled - row.low], [row.high - row.sampled]]
         ax.errorbar(row.sampled, place, xerr=ends, fmt="o", color=color, capsize=4, lw=2)
         ax.plot(row.greedy, place, "o", color=color, mfc="white", mew=2)
-        for value in (row.sampled, row.greedy):
-            ax.annotate(f"{value:.0f}", (value, place - 0.2), ha="center")
+        values = {f"{row.sampled:.0f}": row.sampled, f"{row.greedy:.0f}": row.greedy}
+        for text, value in values.items():  # one text where both are the same number
+            ax.annotate(text, (value, place - 0.2), ha="center")
     if "start" in percent.index:
         start = percent.loc["start"]
         ax.axvline(start.sampled, color=style.GRAY, lw=1)

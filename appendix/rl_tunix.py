@@ -122,7 +122,7 @@ def grpo_step(bench: Bench, problems: Sequence[Problem], answers: int = 4) -> St
 
 
 def compare(bench: Bench, theirs: Step, factors: np.ndarray) -> dict[str, float]:
-    """Our gradient on Tunix's answers beside Tunix's own: sizes, angle, distance.
+    """Our gradient on Tunix's answers beside Tunix's own: sizes and angle.
 
     Args:
       bench: that Tunix's step began with.
@@ -133,5 +133,4 @@ def compare(bench: Bench, theirs: Step, factors: np.ndarray) -> dict[str, float]
     ours = flat(bench.learner.gradient(bench.start, bench.frozen, theirs.examples, mean))
     size, norm = np.linalg.norm(ours), np.linalg.norm(theirs.gradient)
     return {"size / Tunix's size": size / norm,
-            "cosine": ours @ theirs.gradient / (size * norm),
-            "distance / Tunix's size": np.linalg.norm(ours - theirs.gradient) / norm}
+            "cosine": ours @ theirs.gradient / (size * norm)}

@@ -141,7 +141,7 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
         sums = seconds.sum()
         left = 0.0
         for part in sorted(sums.index, key=order.index):
-            if sums[part] > 0.002 * prediction.clock:
+            if sums[part] > 0.005 * prediction.clock:
                 large.add(part)
             ax.barh(-place, sums[part], left=left, color=colors[part], height=0.75)
             left += sums[part]
