@@ -18,6 +18,7 @@ r the adapters' rank, K the heads of keys and values, and H the numbers of a hea
 
 import argparse
 import functools
+import glob
 import gzip
 import hashlib
 import json
@@ -681,7 +682,8 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, Mesh]:
           f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
 
     mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
-    model = create_model_from_safe_tensors(str(folder), config, mesh, jnp.dtype(dtype), mode)
+    pattern = glob.escape(str(folder))  # Tunix makes a pattern of it, in which [ isn't a letter
+    model = create_model_from_safe_tensors(pattern, config, mesh, jnp.dtype(dtype), mode)
     if config.per_layer_input_dim:  # E2B, E4B: a TPU would lay this table out so that loops copy it
         table = model.embedder.per_layer_input_embedding
         array = table.get_value()

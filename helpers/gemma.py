@@ -6,6 +6,7 @@ K heads of keys and values, H numbers of a head.
 """
 
 import contextlib
+import glob
 import math
 import re
 import tempfile
@@ -394,12 +395,16 @@ def _unused_weights(config: ModelConfig, prefix: str, tensors: Mapping[str, Tens
 
 @contextlib.contextmanager
 def _folder_of(files: Sequence[Path]) -> Iterator[str]:
-    """A folder that holds these files and nothing else, because Tunix takes all that it finds."""
+    """A folder that holds these files and nothing else, because Tunix takes all that it finds.
+
+    Tunix looks for files by a pattern that begins with the folder's name. So its name is escaped:
+    a TMPDIR called `a[b]` would match nothing.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for file in files:
             link = Path(folder) / file.name
             link.symlink_to(file.resolve())
-        yield folder
+        yield glob.escape(folder)
 
 
 @contextlib.contextmanager
