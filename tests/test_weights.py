@@ -8,6 +8,7 @@ import random_gemma
 from conftest import ROOT
 from safetensors.numpy import load_file, save_file
 
+import recipe
 from helpers import gemma, merge, run, weights
 
 TINY = ROOT / "assets" / "tiny_gemma4"
@@ -235,3 +236,16 @@ def test_files_of_several_dtypes_load_as_those_of_one(tmp_path):
     again = nnx.to_pure_dict(nnx.state(gemma.load_base(base, config, mesh)))
     assert jax.tree.all(jax.tree.map(np.array_equal, known, again))
     assert jax.config.jax_default_device is None
+
+
+@pytest.mark.parametrize("name", ["a[b]", "a*", "[0-9]?"])
+def test_a_folder_may_be_called_like_a_pattern(tmp_path, monkeypatch, name):
+    """Tunix looked for `a[b]/*.safetensors`, found none, and a TMPDIR with a bracket was no place."""
+    folder = tmp_path / name
+    folder.mkdir()
+    base = random_gemma.write(folder / "base", random_gemma.SHALLOW)
+    config = gemma.config_from_hf(base)
+    mesh = gemma.make_mesh(config, (1, 1), gemma.jax.devices()[:1])
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    gemma.load_base(base, config, mesh)
+    recipe.load_model(base, "float32")
