@@ -240,7 +240,7 @@ def test_files_of_several_dtypes_load_as_those_of_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["a[b]", "a*", "[0-9]?"])
 def test_a_folder_may_be_called_like_a_pattern(tmp_path, monkeypatch, name):
-    """Tunix looked for `a[b]/*.safetensors`, found none, and a TMPDIR with a bracket was no place."""
+    """Tunix looked for `a[b]/*.safetensors` and found none, in a TMPDIR or a base of that name."""
     folder = tmp_path / name
     folder.mkdir()
     base = random_gemma.write(folder / "base", random_gemma.SHALLOW)
