@@ -224,12 +224,12 @@ fig, ax = style.figure(7, 3.8)
 draw.curves(ax, table, "delivered_rps", "delivered, requests/s", "rate", "offered")
 knees = {lengths: results.kept_up(part)
          for lengths, part in table.groupby(["input_len", "output_len"])}
-kept = [f"{low:g}/s of {inputs}/{outputs}" for (inputs, outputs), (low, _) in knees.items()]
-ax.set_title("It keeps up with " + ", ".join(kept))
+kept = [f"{low:g} requests/s ({load.in_words(regime)})" for regime, (low, _) in knees.items()]
+ax.set_title("It keeps up with " + ",\n".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
              "largest; gray: at the limit; hollow: overloaded")
-for (inputs, outputs), (last, above) in knees.items():
-    print(f"{inputs}/{outputs}: it keeps up with {last:g}/s, and {above:g}/s is too much")
+for regime, (last, above) in knees.items():
+    print(f"{load.in_words(regime)}: it keeps up with {last:g} requests/s, and {above:g} are too many")
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's
@@ -356,7 +356,7 @@ runs = load.confirm(client, options, cfg, results_in, table)
 held = [run for run in runs if run.held]
 fig, ax = style.figure(7, 3.4)
 draw.promise(ax, table, runs)
-names = ", ".join(f"{run.rate:g}/s of {load.name_of(run.regime)}" for run in held)
+names = ",\n".join(f"{run.rate:g} requests/s ({load.in_words(run.regime)})" for run in held)
 ax.set_title(f"Promise {names}" if held else "No rate held: nothing can be promised")
 style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of the repeats")
 

@@ -338,6 +338,12 @@ def name_of(regime: Regime) -> str:
     return f"{inputs}/{outputs}"
 
 
+def in_words(regime: Regime) -> str:
+    """The lengths of a regime, for a title."""
+    inputs, outputs = regime
+    return f"{inputs} tokens in, {outputs} out"
+
+
 def at_rate(regime: Regime, rate: float) -> str:
     """The name of a point, to print."""
     if rate == INF:
