@@ -120,7 +120,7 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
 # That isn't an answer. It's a continuation: the base has only ever learned which token comes next, so it goes on with the
-# request as if it were a file. What should it have written?
+# request as if it were a file. (A request that looks finished leaves little to add.) What should it have written?
 #
 # ```verilog
 # module TopModule (                     // a circuit with this name and these ports:
@@ -230,8 +230,8 @@ with mesh:
             snapshot(number, adapters)
 
 # %% [markdown]
-# A falling loss doesn't tell you much by itself. So 07's judge marks its verdict on the counter of each stop. Below are the
-# answers, each different one once, with port names that nobody asked for underlined in red.
+# A falling loss doesn't tell you much by itself. So at each stop the judge from 07, which simulates circuits, says whether
+# the counter is right. Equal answers are shown once, and port names that nobody asked for are underlined in red.
 
 # %%
 exam = problems[requests.index(counter)]
@@ -243,8 +243,8 @@ named = {name for text in counters.values() for name in port_names(text)}
 style.show_stops(counters, verdicts, wrong=named - {*port_names(exam.reference)})
 
 # %% [markdown]
-# Usually the form of an answer comes early: a code fence (the three backticks), a module, a list of ports. What a
-# simulator cares about takes longest, because a single wrong name is enough to fail.
+# Usually the form of an answer comes early: a code fence (the three backticks), a module, a list of ports. But a single
+# wrong name is enough to fail.
 #
 # **The form comes easily. What takes longest is getting every detail right.**
 #
@@ -313,15 +313,15 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # 1. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
 # 2. Fewer, but not none: the model now spends its few numbers on writing requests, too. The picture of the tokens is
-#    nearly all blue. [02](02_data.ipynb), section 4, has stored such a comparison.
+#    nearly all blue. [02](02_data.ipynb), section 4, shows such a comparison.
 #
 # A difference of two or three problems can be luck. [07](07_eval.ipynb) shows how to tell.
 #
 # </details>
 #
 # ## Where next?
-# Could the base write Verilog all along? Yes, if you phrase the request as a comment above the module. But then it makes
-# the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
+# Could the base have written Verilog all along? Yes, if you phrase the request as a comment above the module. But then it
+# makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
 #
 # The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but haven't run on one yet
 # ([08](08_dryrun.ipynb)).

@@ -85,7 +85,7 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# Any slice passes on which 03's training step is known to fit, and the tiny model needs no accelerator at all.
+# A TPU passes if 03's training step is known to fit there. The tiny model needs none.
 
 # %%
 slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
@@ -113,7 +113,7 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # </details>
 #
-# So what fills the memory of a slice while it trains the 31B? Here are two of them.
+# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines.)
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
@@ -236,10 +236,10 @@ checks.show_rental(cfg.train_slice)
 
 # %% [markdown]
 # - `check` asks the model hub whether you've accepted the license, before anything costs money.
-# - `create` waits in line for *flex-start*, two hours at most, which costs less than on demand. Then it tries *spot*:
-#   spare capacity that Google can take back at any moment. Both delete themselves after three hours (the `3` above). If
-#   neither has a machine, it falls back to Google's older API, which we call *classic*. **A classic machine has no time
-#   limit: you pay until you delete it.**
+# - `create` first tries *flex-start*: it waits in line, two hours at most, for a machine that costs less than on demand.
+#   Then it tries *spot*: spare capacity that Google can take back at any moment. Either machine deletes itself after
+#   three hours (the `3` above). If there's neither, it falls back to Google's older API, which we call *classic*. **A
+#   classic machine has no time limit: you pay until you delete it.**
 # - `run` copies a script to the machine and starts it. The script installs everything and runs 01 to 04. Checkpoints go
 #   to a *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one continues.
 # - `delete` deletes the machine and its disk. The bucket stays.
@@ -273,9 +273,9 @@ checks.save(helpers.run_dir("setup.json"), results,
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ## Exercises
-# **Exercise 1: 30 dollars.** On which slices does 30 USD buy all of 03, even at the upper end of section 2's table? Then
-# add three quarters of an hour for installing, merging and copying (assumed; prices per hour: v5p-8 16.80, v6e-8 21.52,
-# v5e-8 9.60). Is any of them still safe?
+# **Exercise 1: 30 dollars.** On which slices does 30 USD buy all of 03 for the 31B, even at the upper end of section
+# 2's table? Then add three quarters of an hour for installing, merging and copying (assumed; prices per hour: v5p-8
+# 16.80, v6e-8 21.52, v5e-8 9.60). Is any of them still safe?
 #
 # <details><summary>Solution</summary>
 #

@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in `gs://` |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8, with the download (its steps are predicted, the rest is assumed; [01](01_setup.ipynb), section 2) |
+# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8, with the download (its steps are predicted, the rest is assumed; [08](08_dryrun.ipynb), section 8) |
 
 # %% [markdown]
 # ## Before we start
@@ -100,7 +100,7 @@ from tables.stored import settings_here
 # %% [markdown]
 # ### Settings
 # **What do you have to choose?** Not the model: 02 tokenized the data for one model. Everything else has a default. The
-# 31B's mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds).
+# 31B's defaults mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds).
 #
 # For several *slices* (groups of TPU chips) [08](08_dryrun.ipynb) has compiled many variants of this page's step, and
 # `settings_here` takes the one that fits yours and is fastest by prediction. Where only int8 fits, such as on Kaggle's
@@ -143,8 +143,8 @@ print(f"{trainable:,} numbers to train, {trainable / frozen_numbers:.1%} of this
 pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
-# Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. Those of
-# *full* layers look back at all of them, and have different heads. (Tunix names modules after the einsum that they
+# Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. In *full*
+# layers tokens look back at all of them, and the heads have other shapes. (Tunix names modules after the einsum that they
 # compute, as in `torch.einsum`.)
 #
 # A and B are float32, whatever the base is. The optimizer, Adam, keeps two running averages for every trained number,
@@ -170,10 +170,10 @@ held_by = programs.by_mesh(tiny, train.Settings(rank=16))
 pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
-# The base is cut along both axes, so a device holds the same share of it on any mesh. But of an adapter, one matrix is
-# cut along `fsdp` and the other one along `tp`. So with `tp=1` every device has all of the other one. (In the 31B on
-# four chips it's 14.3 GiB of base with each mesh, and of rank-64 adapters 805 MiB with (1, 4), 901 MiB with (2, 2) and
-# 1.41 GiB with (4, 1).)
+# The base is cut along both axes, so a device holds the same share of it on any mesh. But of an adapter's two matrices,
+# one is cut along `fsdp` only and the other along `tp` only. So with `tp=1` every device holds the second one whole. (On
+# four chips, the 31B's base takes 14.3 GiB of each with any mesh. Rank-64 adapters take 805 MiB with (1, 4), 901 MiB
+# with (2, 2) and 1.41 GiB with (4, 1).)
 #
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
@@ -224,7 +224,7 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 # In PyTorch you'd pick those positions with `hidden[loss_mask]`. How many that gives is known only when the program
 # runs, but a compiled program has fixed shapes. So `token_losses` calls `top_k` on the mask's 0s and 1s. It always lists
 # K positions, those of the 1s first, and the loss of the others is multiplied by 0. K is the `capacity`: no row has
-# more.
+# more trained tokens.
 
 # %%
 capacity = train.capacity_of(train_rows, val_rows)
@@ -310,8 +310,8 @@ pictures.memory_table(held)
 # (rematerialization) helps: it keeps fewer activations, and computes the others again.
 #
 # Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
-# gradient, all its numbers taken as one vector. `validate` computes the loss of rows that are never trained. If the run
-# is interrupted, restart the kernel and choose *Run All*.
+# gradient, taken as one vector. One longer than `max_grad_norm` is *clipped* to that length. `validate` computes the
+# loss of rows that are never trained. If the run is interrupted, restart the kernel and choose *Run All*.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
@@ -349,7 +349,7 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 
 # %% [markdown]
 # The heights of the two curves mean little: in the first epoch the training rows are unseen, too, when their loss is
-# measured, and the few held-out rows may be easier. Their directions count. **What does it mean if the held-out loss
+# measured, and the few held-out rows may be easier. What counts is where they go. **What does it mean if the held-out loss
 # rises while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
@@ -373,8 +373,8 @@ same = sum(new.strip() == sample.answer.strip() for new, sample in zip(after[1:]
 print(f"{same} of {len(samples)} held-out answers match the dataset's to the letter")
 
 # %% [markdown]
-# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. (The other line is less of a test than it seems: most
-# tiny modules have only one natural form.)
+# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. (Matching the dataset to the letter is less of a test
+# than it seems, because most tiny modules have only one natural form.)
 #
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
@@ -403,12 +403,12 @@ again = earlier = None  # frees their arrays
 # ## Recap
 # - Every matrix of attention and MLP has an adapter, which changes nothing before the first step.
 # - The mesh says what a chip holds and what travels, and the compiler does the rest.
-# - The step weighs every trained token equally, and a killed run continues to the same bits.
+# - The step weighs every trained token equally, and a killed run continues to the same bits (on CPUs).
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. What travels, weights or activations? Let a compiled program say it. With which mesh do you expect (160, 640), the W
+# 1. What travels, weights or activations? Let a compiled program tell you. With which mesh do you expect (160, 640), the W
 #    of a `gate_proj`, and with which (4, 512, 160), the activations of four rows? (It takes about a minute.)
 #
 # ```python
@@ -426,8 +426,8 @@ again = earlier = None  # frees their arrays
 #
 # <details><summary>Solution</summary>
 #
-# With (4, 1) weights are gathered, and with (1, 4) none: there you find the activations. Thin matrices of the adapters,
-# such as (160, 16), travel in both. (The tiny model on four simulated devices. A CPU has no reduce-scatter. It adds up
+# With (4, 1) weights are gathered, and with (1, 4) activations instead. Thin matrices of the adapters, such as (160, 16),
+# travel in both. (The tiny model on four simulated devices. A CPU has no reduce-scatter. It adds up
 # with *all-reduce*, which leaves the whole sum on every device.)
 #
 # </details>
