@@ -243,10 +243,15 @@ def run_dir(*parts: str) -> Path:
     path is relative.
 
     Raises:
-      UserError: it holds more than a run, such as the repository itself, or it can't be made.
+      UserError: it holds more than a run, such as the repository itself; Orbax couldn't save there;
+        or it can't be made.
     """
     base = _run_folder()
     whole = base.resolve()
+    if "[" in str(whole):  # Orbax 0.12.8 takes the path for a pattern when it joins its files
+        raise UserError(f"the run's folder {whole} has a [ in its path, and Orbax would save "
+                        "checkpoints there without their weights. Set RUN_DIR to a path without "
+                        "one.")
     if _ROOT.is_relative_to(whole) or whole == Path.home():
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
                         f"{base / 'runs' / 'mine'}.")

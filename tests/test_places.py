@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SERVE, program
 
+from helpers import run
+
 ODD = {"space": "a b", "comma": "a,b", "colon": "a:b", "equals": "a=b", "bracket": "a[b]",
        "percent": "a%20b", "dollar": "a$HOME", "quotes": "a'b\"c", "umlaut": "ä中"}
 # What comes before a program, so that it has less than usual.
@@ -54,6 +56,8 @@ class Place:
     def __init__(self, folder, name):
         self.repository = copy_repository(folder / f"repository {name}" / name)
         self.run = folder / f"run {name}" / name
+        if "[" in name:  # refused, see below
+            self.run = folder / "run"
         self.temporary = folder / f"tmp {name}" / name
         self.temporary.mkdir(parents=True)
         edit(self.repository / "02_data.py", "rows=4_000", "rows=300")
@@ -73,6 +77,15 @@ def test_the_judge_works_wherever_it_lies(tmp_path, name):
     done = Place(tmp_path, ODD[name]).python("-c", JUDGE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("right True") and " wrong False" in done.stdout, done.stdout
+
+
+def test_a_run_whose_weights_orbax_would_lose_is_refused(tmp_path, monkeypatch):
+    """Orbax saved a checkpoint below `a[b]`, and what it saved had no weights."""
+    folder = tmp_path / "a[b]"
+    monkeypatch.setenv("RUN_DIR", str(folder))
+    with pytest.raises(run.UserError, match="without one"):
+        run.run_dir()
+    assert not folder.exists()
 
 
 @pytest.mark.slow
