@@ -346,8 +346,9 @@ print(stored.greedy.sum().to_string(), f"of {len(stored)} problems pass, asked g
 
 # %% [markdown]
 # A minus means that fewer answers pass in four bits. If the interval holds zero, these problems show no loss, but a small
-# one could hide, and a larger model may behave otherwise. ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve
-# the folder, and which base doesn't mind four bits.)
+# one could hide, and a larger model may behave otherwise.
+# ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve the folder,
+# and which base doesn't mind four bits.)
 #
 # **Four bits round far more coarsely than bfloat16 does, so judge before you serve.**
 #
