@@ -233,7 +233,7 @@ for (inputs, outputs), (last, above) in knees.items():
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's
-# offered. So below the knee, throughput can't tell a fast server from a slow one. (All at once can lie higher than all
+# offered. So below the knee, throughput can't tell a fast server from a slow one. (*All at once* can lie higher than all
 # rates, because a server that has many prompts at hand reads several of them in one step.)
 #
 # A short run doesn't find the knee exactly. If it lasts only a few times as long as one request, `delivered` comes out
