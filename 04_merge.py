@@ -137,8 +137,8 @@ print(f"rounding moved the matrix by {rounding:.3%} of its norm; the outputs dif
 np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 
 # %% [markdown]
-# By as much as the matrix did. An output sums up many products, and with random inputs the errors in that sum grow just
-# as fast as the sum. So it's a sharp test: a wrong scale or a forgotten transpose would be far off.
+# By as much as rounding moved the matrix. An output sums up many products, and with random inputs the errors in that
+# sum grow just as fast as the sum. So it's a sharp test: a wrong scale would be far off.
 #
 # **That's a complete merge, and it's right.** Two problems are left. Attention's adapters don't have the plain shapes
 # `[in, r]` and `[r, out]` (section 2). And 62 GB have to be merged on a small machine, without forgetting a matrix
@@ -153,7 +153,7 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 #
 # Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t`
 # tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or
-# values. Letters missing on the right are summed over.
+# values. Letters that are missing after the arrow are summed over.
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -168,8 +168,8 @@ style.folded("the other kinds", table[~is_shown])
 #
 # ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
 #
-# They share `A`, which narrows the input for both. `B` has an axis `c` of length 2, so each half is the `B` of one
-# matrix. One function finds a plain pair, `A [in, r]` and `B [r, out]`, for each HF matrix of any kind:
+# They share `A`, which narrows the input for both. `B` has an axis `c` of length 2: one half is the keys' `B`, the
+# other the values'. One function finds a plain pair, `A [in, r]` and `B [r, out]`, for each HF matrix of any kind:
 
 # %%
 helpers.show_source(architecture.Module.factors)
@@ -241,11 +241,11 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 #
 # </details>
 #
-# **A list that doesn't match stops the merge, and a merge copies every byte that it doesn't change.**
+# **Three lists have to match before a byte is written, and what has no adapter stays as it was.**
 #
 # ## 4. What the fine-tune touched
-# **How much did the fine-tune change?** The table compares the norm of each matrix's change with the matrix's own. The
-# line above it says how much of the change we lost by rounding the sum.
+# **How much did the fine-tune change?** The table compares the norm of each matrix's change with the matrix's own norm.
+# The line above it says how much of the change we lost by rounding the sum.
 
 # %%
 norms = merge.norms_table(record)
@@ -279,9 +279,10 @@ style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy 
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #
 # ## 5. Do all engines agree?
-# **Is it the same model everywhere?** `tests/test_merge.py` sends ten prompts of 100 tokens through five paths, with a
-# tiny base and random `A` and `B`, in float32. It compares the log-probability (the logarithm of a token's probability)
-# of every token of the vocabulary at every position. These are the largest differences (measured):
+# **Is it the same model everywhere?** `tests/test_merge.py` sends ten prompts of 100 tokens through five paths: Tunix with
+# the adapters, and the four in the table's first row. The base is tiny, `A` and `B` are random, and all is in float32. We
+# compare the log-probability (the logarithm of a token's probability) of every token of the vocabulary at every
+# position. These are the largest differences (measured):
 #
 # | against Tunix with adapters | at most |
 # |---|---|
@@ -290,8 +291,7 @@ style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy 
 # | HF, base alone | 13 |
 #
 # The middle row is why such a test is worth its while: the adapter loads and the model answers, but one layer in six
-# uses its old values. (In bfloat16 any two engines differ by a few hundredths on average, but with the untouched base
-# they do, too.)
+# uses its old values. (In bfloat16 any two engines differ by a few hundredths on average, with the untouched base, too.)
 #
 # **All five paths are one model, up to the rounding of the arithmetic.**
 #
@@ -345,9 +345,10 @@ print(stored.greedy.sum().to_string(), f"of {len(stored)} problems pass, asked g
       f"sampled answers {mean:+.1f} points ({low:+.1f} to {high:+.1f})", sep="\n")
 
 # %% [markdown]
-# If that interval holds zero, these problems show no loss, but a small one could hide. A larger model may behave
-# otherwise. ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve
-# the folder, and which base doesn't mind four bits.)
+# A minus means that fewer answers pass in four bits. If the interval holds zero, these problems show no loss, but a small
+# one could hide, and a larger model may behave otherwise.
+# ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve the folder,
+# and which base doesn't mind four bits.)
 #
 # **Four bits round far more coarsely than bfloat16 does, so judge before you serve.**
 #

@@ -225,8 +225,8 @@ windowed = 8 * left / (sliding * 1024 + full * 16_384)
 print(f"if the sliding layers kept only their window: {windowed:.0f} requests")
 
 # %% [markdown]
-# The last line is a surprise. If the sliding layers only look back 1,024 tokens, why do we charge them for all 16,384?
-# Because vLLM's TPU package (0.32.0) keeps all tokens in every layer.
+# So eleven fit. The last line is a surprise. If the sliding layers only look back 1,024 tokens, why do we charge them for
+# all 16,384? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer.
 #
 # That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
 # holds:
@@ -236,7 +236,7 @@ config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# The same formula gives all three, within about half a percent. So let it compare other ways to place the model:
+# The same formula gives all three, within about half a percent. So let it compare six ways to place the model:
 
 # %%
 plans = {}
@@ -254,8 +254,8 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what fp8 is
 # known to do to memory and speed. Nobody has measured whether the 31B's answers suffer, so [let 07 tell
 # you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
-# the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04, which nobody has served on a chip
-# yet.
+# the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. It has room for shorter requests
+# only, and nobody has served it on a chip yet.
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
@@ -268,8 +268,8 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 #
 # <details><summary>Answer</summary>
 #
-# In the prompt. Its 948 padding tokens are multiplied like real ones. The lone user's one token is rounded up to 16, but
-# that step mostly waits until all weights have been read from memory, however few tokens it computes.
+# In the prompt. Its 1,100 tokens are rounded up to 2,048, and the 948 padding tokens are multiplied like real ones. The
+# lone user's token is rounded up to 16, but that step mostly waits for the weights to be read, however few tokens it has.
 #
 # </details>
 #
@@ -363,6 +363,8 @@ if other:
         print(f"{name}:", asking.acceptance_in_words(counts, made))
 
 # %% [markdown]
+# A step without a proposal makes one token, as always. So the last number is the one to watch: at 1 nothing is gained.
+#
 # **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.** Others saw
 # 3 to 13% of its proposals accepted ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter)
 # has the flags for Gemma 4's own). Checking costs time even if a proposal is refused, so measure before you promise.
@@ -392,8 +394,7 @@ if other:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding. (The model is sure of nearly every token of its own answer,
-# so the rounding hardly shows.)
+# Base + adapter is the merged model up to bfloat16 rounding. (The model is sure of its own answer, so that hardly shows.)
 #
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #
@@ -409,8 +410,8 @@ if other:
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. Take row 1 and requests of 1,024 tokens. At how many of them does a decode step read as many bytes of cache as of
-#    weights? And what has happened to the pace of each answer by then, and to the tokens per second of them all?
+# 1. Take row 1 of section 5 and requests of 1,024 tokens. At how many of them does a decode step read as many bytes of
+#    cache as of weights? What has happened to each answer's pace by then, and to the server's tokens per second?
 #
 # <details><summary>Solution</summary>
 #

@@ -163,11 +163,11 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# Those around which the server stops keeping up. We don't know them beforehand, so we search. One request **alone** and
-# two **bursts**, where all requests arrive at once, give a first guess. From there we go up until one rate is clearly
-# too much, and down until one is clearly fine, and then try the rate in the middle, until the limit is known to within
-# 25%. Each rate is measured two or three times, partly in later rounds, so that you see how much the machine itself
-# varies. If results still contradict each other, the table calls that rate *noisy*.
+# **Where does the server stop keeping up?** Only rates near that point are interesting, but we don't know it beforehand.
+# So we search. One request **alone** and two **bursts**, where all requests arrive at once, give a first guess. From
+# there we go up until a rate is clearly too much, and down until one is clearly fine. Then we try the middle, until the
+# limit is known to within 25%. Each rate is measured two or three times, partly in later rounds, so that you see how
+# much the machine itself varies. If results still contradict each other, the table calls that rate *noisy*.
 #
 # How long will that take?
 
@@ -233,7 +233,7 @@ for regime, (last, above) in knees.items():
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's
-# offered. So below the knee, throughput can't tell a fast server from a slow one. (The burst can lie higher than all
+# offered. So below the knee, throughput can't tell a fast server from a slow one. (*All at once* can lie higher than all
 # rates, because a server that has many prompts at hand reads several of them in one step.)
 #
 # A short run doesn't find the knee exactly. If it lasts only a few times as long as one request, `delivered` comes out
@@ -270,14 +270,14 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 # at the end, and they'd take longer still, on the very same server. In the lower picture next to nothing would change.
 # </details>
 #
-# Where do they wait? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
-# tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). If
-# prompts don't fit in any more, newcomers stand in line: **TTFT** grows (orange).
+# What do requests wait for? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
+# tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). Once
+# a step has no room for another prompt, newcomers stand in line: **TTFT** grows (orange).
 #
 # **Beyond the knee, latencies measure the length of the test, not the server.**
 #
 # ## 7. How fast could it be?
-# **Is the TTFT that you see above good?** You can't tell until you know what's possible. The **floor** is the
+# **Is the TTFT in section 4's table good?** You can't tell until you know what's possible. The **floor** is the
 # least time that this work takes on this machine, whatever the software.
 #
 # - **TTFT.** The whole prompt has to go through every layer. `config.json` tells us how many operations that
@@ -304,8 +304,8 @@ if measured[0].series.speculation:
     print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
-# A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. For the
-# 31B it isn't. **What takes longer in its decode step, reading the weights or the arithmetic?**
+# A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. The 31B gives its
+# chips real work. **What takes longer in its decode step, reading the weights or the arithmetic?**
 
 # %%
 big = architecture.read_config("data/configs/gemma4_31b.json")
@@ -317,7 +317,7 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
 
 # %% [markdown]
 # So a step waits for memory, not for arithmetic, as long as few requests share it. That's why the 31B's server could
-# answer many at once and be hardly slower for each.
+# answer several at once and be hardly slower for each.
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
@@ -347,9 +347,9 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 # **Compute the floor before you believe a latency, above all your own.**
 #
 # ## 8. What can you promise, and what does it cost?
-# **Could you promise the largest rate that the server keeps up with, and at which nine requests in ten kept the
-# objective?** Not yet, because a run of seconds can't show a queue that grows slowly. So the rate first has to survive
-# one long run, at least twenty times as long as a request takes. If it doesn't hold, we try the next lower one.
+# **The server keeps up with a rate, and nine requests in ten keep the objective. Can you promise that rate?** Not yet,
+# because a run of seconds can't show a queue that grows slowly. So the largest such rate first has to survive one long
+# run (a star below), at least twenty times as long as a request takes. If it doesn't hold, we try the next lower one.
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -377,14 +377,14 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the
 print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 
 # %% [markdown]
-# Nobody's service is busy all day, so budget with the last number.
+# Nobody's service is busy all day, so budget with the second price.
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
-# **Your prompts often share a beginning. How much of them could a prefix cache save?** With a file of prompts, one
-# `{"prompt": ...}` per line, the client sends those, and answers end where they end. We take the six longest requests
-# of 07 and ask each of them twice.
+# **Your prompts often share a beginning. How much work could a prefix cache save?** Give the client a file with one
+# `{"prompt": ...}` per line. It sends those prompts, and each answer ends where the model ends it. We take the six
+# longest requests of 07 and ask each of them twice.
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
@@ -437,8 +437,8 @@ client.close()
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. **Be stricter.** Allow a quarter of the milliseconds. Guess from the table: which rates still have nine requests in
-#    ten in time?
+# 1. **Be stricter.** Allow a quarter of the objective's milliseconds. Guess from section 4's table: at which rates are
+#    nine requests in ten still in time?
 #
 # <details><summary>Solution</summary>
 #

@@ -300,7 +300,7 @@ strips = [exam.Strip(label, plan, judged[label].query("plan == @plan"))
 exam.draw_answers(strips, "07_answers", where)
 
 # %% [markdown]
-# If a column is mixed, another try would help. How much?
+# A column is a problem. If it's mixed, another try would help. How much?
 #
 # **Fix the rule before you see the answers.**
 #
@@ -414,7 +414,7 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 #
 # And p knows nothing of another training seed: [11](11_qlora.ipynb), section 2, shows a difference of ten
 # points with p = 0.002 that disappeared with two more seeds. (At 31B the strongest rival is probably the base with
-# *thinking* switched on, so the long list of plans asks it, too.)
+# *thinking* switched on, so the long list of plans, `ways.LARGE`, asks that, too.)
 #
 # **Say what your interval says, and no more.**
 #
@@ -466,7 +466,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # %% [markdown]
 # And if your task isn't Verilog? `verilog.questions("mine.jsonl", score=...)` makes a benchmark from lines with
 # `question` and `answer`. The score is a function of yours, and you get the same intervals and the same pairing.
-# [The ten lines](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#score-questions-of-your-own)
+# [These lines](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#score-questions-of-your-own)
 # run on this page. The same guide shows how to test what the model *forgot*.
 #
 # **Keep the answers. You can compute a score again, but sampled answers never come back.**

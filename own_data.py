@@ -36,7 +36,7 @@
 #
 # This page keeps the base in bfloat16 (two bytes a number). For the 31B that doesn't fit a v5e-8: by our estimate this
 # page's rows need 17.4 GiB a chip, and there are 15.75. So take a v5p-8, or [03](03_train.ipynb), which trains the 31B
-# on a v5e-8 with a base rounded to int8. `merged/` takes 62.5 GB.
+# on a v5e-8 with a base rounded to int8 (one byte a number). `merged/` takes 62.5 GB.
 #
 # </details>
 #
