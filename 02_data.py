@@ -180,8 +180,9 @@ cleaned = data.clean_all(rows, cfg.source, need_reasoning=records.thinks(cfg.rea
 examples, dropped = cleaned.examples, cleaned.dropped
 print(f"{len(examples):,} of {len(rows):,} rows are usable")
 print(*data.remarks(examples), sep="\n")
-pd.DataFrame([(why, count, cleaned.ends[why]) for why, count in dropped.items()],
-             columns=["dropped because", "rows", "the end of one of them"])
+style.words(pd.DataFrame(
+    [(why, count, cleaned.ends[why]) for why, count in dropped.items()],
+    columns=["dropped because", "rows", "the end of one of them"]))
 
 # %% [markdown]
 # **A dropped row costs one row, but a wrong row gets learned.**
@@ -195,7 +196,7 @@ pd.DataFrame([(why, count, cleaned.ends[why]) for why, count in dropped.items()]
 tokenizer = chat.load_tokenizer(cfg.base)
 question = [{"role": "user", "content": ask}]
 stored = [*question, {"role": "assistant", "content": reply}]
-print("a stored chat:     ", repr(tokenizer.apply_chat_template(stored, tokenize=False)))
+print("a stored chat:      ", repr(tokenizer.apply_chat_template(stored, tokenize=False)))
 print("a question to serve:", repr(tokenizer.apply_chat_template(question, tokenize=False,
                                                                  add_generation_prompt=True)))
 

@@ -310,8 +310,8 @@ pictures.memory_table(held)
 # (rematerialization) helps: it keeps fewer activations, and computes the others again.
 #
 # Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
-# gradient, taken as one vector. One longer than `max_grad_norm` is *clipped* to that length. `validate` computes the
-# loss of rows that are never trained. If the run is interrupted, restart the kernel and choose *Run All*.
+# gradient, taken as one vector. One longer than `max_grad_norm` is *clipped* to that length. `real tok/s` leaves out the
+# padding. `validate` computes the loss of rows that are never trained. If the run is interrupted, restart the kernel and choose *Run All*.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)

@@ -227,7 +227,7 @@ knees = {lengths: results.kept_up(part)
 kept = [f"{low:g} requests/s ({load.in_words(regime)})" for regime, (low, _) in knees.items()]
 ax.set_title("It keeps up with " + ",\n".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
-             "largest; gray: at the limit; hollow: overloaded")
+             "largest")
 for regime, (last, above) in knees.items():
     print(f"{load.in_words(regime)}: it keeps up with {last:g} requests/s, and {above:g} are too many")
 
@@ -372,8 +372,7 @@ unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
 fig, ax = style.figure(7, 3.4)
 draw.price(ax, table, unit, held)
 ax.set_title("More tokens an hour, cheaper tokens")
-style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats; "
-             "gray: at the limit; hollow: overloaded")
+style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the repeats")
 print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 
 # %% [markdown]

@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -451,6 +451,14 @@ class Cleaned(NamedTuple):
     ends: dict[str, str]   # {why: how one such row ends}
 
 
+def _end_of(row: Any) -> str:
+    """The last 60 characters of a row's last text, on one line; of the row itself if it has none."""
+    texts = [repr(row)]
+    if isinstance(row, Mapping):
+        texts += [value for value in row.values() if isinstance(value, str)]
+    return " ".join(texts[-1].split())[-60:]
+
+
 def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False,
               forms: str = "Section 2 of 02") -> Cleaned:
     """`clean` for all rows of a dataset.
@@ -473,7 +481,7 @@ def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False,
             examples.append(example)
             continue
         dropped[problem] += 1
-        ends[problem] = repr(row)[-100:]
+        ends[problem] = _end_of(row)
     if not examples:
         raise UserError(f"No row of {source} is usable: {dict(dropped)}. {forms} shows the "
                         "forms that a row can have.")

@@ -388,13 +388,3 @@ def shown(command: list[str]) -> str:
         plain = environment.without_secrets(short)
         text += between + shlex.quote(plain)
     return text.lstrip()
-
-
-def news(command: list[str], known: list[str]) -> str:
-    """The options of a command that another one doesn't have, one per line."""
-    known_lines = shown(known).splitlines()
-    fresh = []
-    for line in shown(command).splitlines():
-        if line not in known_lines:
-            fresh.append(line)
-    return "\n".join(fresh)
