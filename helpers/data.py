@@ -452,7 +452,7 @@ class Cleaned(NamedTuple):
 
 
 def _end_of(row: Any) -> str:
-    """The last 60 characters of a row's last text, on one line; of the row itself if it has none."""
+    """How a row's last text ends, or the row itself if it has none: 60 characters on one line."""
     texts = [repr(row)]
     if isinstance(row, Mapping):
         texts += [value for value in row.values() if isinstance(value, str)]
