@@ -362,8 +362,11 @@ fig, ax = style.figure(7.5, 3.8)
 ax.plot(stored.step, stored.loss, color=style.SKY, lw=1, label="stored run, each step")
 ax.plot(checked.step, checked.val_loss, "o", ms=4, color=style.ORANGE, label="its validation")
 ax.plot(log.step, log.loss, ".", ms=6, color=style.RED, label="this run")
+begin, soon, end = stored.loss[0], *checked.val_loss.iloc[[0, -1]]
 ax.set(xscale="log", xlabel="step", ylabel="loss per token, nats", ylim=(0, None),
-       title=f"The stored run, and this run's {len(log)} steps")
+       title=f"{(begin - soon) / (begin - end):.0%} of the drop comes in the first "
+             f"{checked.step.iloc[0]} steps")
+ax.set_xticks([1, 10, 100, 1_000], ["1", "10", "100", "1,000"])
 ax.legend(fontsize=9)
 style.finish(fig, "09_loss", "pretrain_log.csv and this run")
 
