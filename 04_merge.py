@@ -341,8 +341,9 @@ if cfg.four_bits:
 stored = pd.read_csv("data/rounded/answers.csv").pivot(index="problem", columns="weights")
 found = verilog.compare(stored.sampled["bfloat16"] / 5, stored.sampled["four bits"] / 5)
 mean, low, high = (100 * value for value in found["difference"])
-print(stored.greedy.sum().to_string(), f"of {len(stored)} problems pass, asked greedily.\nFive "
-      f"sampled answers, four bits minus bfloat16: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
+print(stored.greedy.sum().to_string())
+print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, four bits minus "
+      f"bfloat16: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
 
 # %% [markdown]
 # A minus means that fewer answers pass in four bits. If the interval holds zero, these problems show no loss, but a small

@@ -229,7 +229,8 @@ ax.set_title("It keeps up with " + ",\n".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
              "largest")
 for regime, (last, above) in knees.items():
-    print(f"{load.in_words(regime)}: it keeps up with {last:g} requests/s, and {above:g} are too many")
+    print(f"{load.in_words(regime)}: it keeps up with {last:g} requests/s, and {above:g} are too "
+          "many")
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's

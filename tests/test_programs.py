@@ -188,7 +188,7 @@ def test_what_03_says_of_the_31b_follows_from_its_shapes():
     assert gemma.possible_meshes(gemma.config_from_hf(config), 8) == [(2, 4), (4, 2), (8, 1)]
     page = " ".join((ROOT / "03_train.py").read_text().replace("\n#", " ").split())
     whole = architecture.parameters(architecture.text_config(config))["total"]
-    assert f"{2 * whole / 4 / 2**30:.1f} GiB of base with each mesh" in page
+    assert f"{2 * whole / 4 / 2**30:.1f} GiB of each with any mesh" in page
     for mesh in MESHES:
         text = pictures.memory(adapters_per_device(config, 64, *mesh))
         assert f"{text} with ({mesh[0]}, {mesh[1]})" in page

@@ -168,6 +168,7 @@ LOADS_ITSELF = {
     "own.py": 1,              # options that its log printed
     "weights.py": 2,          # a safetensors header and an index, which it checks
     "tools.py": 1,            # a tool's arguments
+    "pretrain.py": 1,         # the history of a run that isn't finished
     "kept.py": 1,             # another shape counts as another notebook's file
     "checks.py": 1,           # what its own child has just printed
     "report.py": 1,           # files without a record: times, machine, ready, first hour
