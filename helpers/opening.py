@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -43,13 +44,14 @@ def machine(devices: int = 0, always: str = "") -> None:
 
     Raises:
       UserError: this is somebody else's Python; or there are TPU chips, and JAX can't use them, or
-        no size is meant for them.
+        no size is meant for them; or too few files may be open.
     """
     chosen = os.environ.get("RUN_DIR")
     if chosen:  # it's relative to where the reader stands, not to the repository
         os.environ["RUN_DIR"] = os.path.abspath(os.path.expanduser(chosen))
     os.chdir(ROOT)
     run.one_line_errors()
+    _let_open_files()
     if kaggle.on_kaggle():
         for line in kaggle.mend():
             print(line)
@@ -70,6 +72,23 @@ def start(devices: int = 0, always: str = "") -> None:
         host = _start_jax(devices)
     if host == 0:  # of several hosts the first one writes
         run.writing()
+
+
+def _let_open_files() -> None:
+    """Let this process open 1,024 files, as most machines do: Orbax writes many at once.
+
+    Raises:
+      UserError: fewer than 256 are allowed. Orbax then fails now and then, in the middle of a run.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1_024
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < 256:
+        raise UserError(f"only {wanted} files may be open at once here, too few for a checkpoint. "
+                        "Start from a shell that allows more: ulimit -n 1024")
 
 
 def _describe() -> None:

@@ -7,6 +7,7 @@ what describes the machine and its user, and beside that only what `Options.envi
 
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 
 from tables.errors import UserError
@@ -21,6 +22,8 @@ PREFIXES = tuple((
 NO_SECRETS = ("SSH_AUTH_SOCK", "TPU_PROCESS_KEY")  # whatever their names say
 SECRET = re.compile(r"(?i)(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASS|PAT|CREDENTIALS?|AUTH)($|_)")
 SHORTEST = 6  # a shorter value, such as "1" or "true", isn't a secret: it would blacken every text
+SOCKET_PATH = 107  # characters that Linux takes of a socket's path
+SOCKET_NAME = 37   # of them, a slash and the name that vLLM gives a socket
 API_KEY = "VLLM_API_KEY"  # with it, vLLM asks every client for this key
 
 
@@ -83,7 +86,9 @@ def for_child(
     """The whole environment of a server or of a client: the machine's part of ours, and `settings`.
 
     Proxies, tokens, and every VLLM_ variable stay outside. vLLM would tell its makers of each
-    start, and write that into ~/.config/vllm; here it does only if the settings say so.
+    start, and write that into ~/.config/vllm; here it does only if the settings say so. It puts
+    its sockets into TMPDIR, and if their paths are too long there, it doesn't start; then they go
+    into /tmp.
 
     Args:
       settings: "NAME=value", or "NAME" for a variable of the shell.
@@ -91,6 +96,8 @@ def for_child(
     """
     values = {"NO_COLOR": "1", "NO_PROXY": "*", "no_proxy": "*", "VLLM_NO_USAGE_STATS": "1"}
     values.update(places or {})
+    if len(tempfile.gettempdir()) + SOCKET_NAME > SOCKET_PATH:
+        values["VLLM_RPC_BASE_PATH"] = "/tmp"
     for name, value in os.environ.items():
         is_the_machines = name in NAMES or name.startswith(PREFIXES)
         if is_the_machines and not is_secret(name):

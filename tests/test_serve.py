@@ -658,6 +658,15 @@ def test_the_server_knows_of_the_shell_what_it_needs_and_no_key_or_token(fake, m
     )
 
 
+def test_a_tmpdir_may_be_longer_than_the_path_of_a_socket(monkeypatch):
+    """vLLM put its sockets there and didn't start: "ipc path is longer than 107 characters"."""
+    for length, place in ((70, None), (71, "/tmp")):
+        monkeypatch.setattr("tempfile.tempdir", "/" + (length - 1) * "t")
+        assert environment.for_child().get("VLLM_RPC_BASE_PATH") == place
+    own = environment.for_child(["VLLM_RPC_BASE_PATH=/mine"])
+    assert own["VLLM_RPC_BASE_PATH"] == "/mine"
+
+
 def test_where_vllm_may_write_is_no_part_of_what_a_server_is(fake, monkeypatch):
     """Else every server would start anew, and no stored measurement would count any more."""
     options, folder = fake
