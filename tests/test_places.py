@@ -111,7 +111,7 @@ def test_too_few_files_are_one_line_before_anything_is_computed():
 @pytest.mark.slow
 @pytest.mark.parametrize("less", NARROW)
 def test_a_model_is_made_with_less(tmp_path, less):
-    """A umask of 077, 40 open files until we raise it, no network, a repository that can't be written."""
+    """A umask of 077, a soft limit of 40 files, no network, a repository that can't be written."""
     begin = NARROW[less]
     if "unshare" in begin and program(*begin[:2], "true").returncode:
         pytest.skip("unshare isn't allowed here")
