@@ -321,10 +321,10 @@ def resume(unfinished: Unfinished, state: Any) -> tuple[Any, list[dict[str, Any]
             print(f"{unfinished.path} is of another recipe, so this run starts anew", flush=True)
             return state, []
         leaves, structure = jax.tree.flatten(state)
-        found = [jnp.asarray(stored[f"leaf{place}"]) for place in range(len(leaves))]
+        stored_leaves = [jnp.asarray(stored[f"leaf{place}"]) for place in range(len(leaves))]
     history = json.loads(told)
     print(f"going on after step {len(history)}, from {unfinished.path}", flush=True)
-    return jax.tree.unflatten(structure, found), history
+    return jax.tree.unflatten(structure, stored_leaves), history
 
 
 def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable,
@@ -366,7 +366,7 @@ def pretrain(params: nnx.State, moments: Any, step: Callable, evaluate: Callable
         is_last = number + 1 == steps
         if is_last or (number + 1) % every == 0:
             entry["val_loss"] = validation_loss(params, validation, evaluate)
-            if unfinished:
+            if unfinished and not is_last:
                 keep(unfinished, (params, moments), history)
         real_tokens = np.count_nonzero(batch)
         speed = real_tokens / entry["seconds"]

@@ -138,7 +138,9 @@ def draw_headline(parts: Mapping[str, float]) -> None:
             zip(parts.values(), (style.BLUE, style.GRAY, style.GRAY), strict=True)):
         ax.barh(row, left * factor - left, left=left, color=color)
         left *= factor
-        text = f"{factor:.1f} times" + f", together {left:.1f}" * bool(row)
+        text = f"{factor:.1f} times"
+        if row > 0:
+            text += f", together {left:.1f}"
         ax.text(left * 1.05, row, text, va="center")
     first, *_ = parts.values()
     ax.set(yticks=range(3), yticklabels=list(parts), ylim=(2.6, -0.6),
