@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from helpers import chat, style
@@ -43,11 +44,14 @@ def published_row(tokenizer: Any, prompt: str, answer: str) -> tuple[list[int], 
 
 def _answer_places(ids: Sequence[int], answer: Sequence[int]) -> list[bool]:
     """True where the answer's ids stand for the first time: what should be trained."""
+    length = len(answer)
+    wanted = list(answer)
     should = [False] * len(ids)
-    for first in range(len(ids) - len(answer) + 1):
-        end = first + len(answer)
-        if list(ids[first:end]) == list(answer):
-            should[first:end] = [True] * len(answer)
+    last_start = len(ids) - length
+    for first in range(last_start + 1):
+        end = first + length
+        if list(ids[first:end]) == wanted:
+            should[first:end] = [True] * length
             break
     return should
 
@@ -59,7 +63,9 @@ def one_question(messages: list[dict], otherwise: list[dict]) -> list[dict]:
       messages: taken if it's such a chat.
       otherwise: taken if it isn't.
     """
-    if len(messages) > 3 or "tools" in messages[0]:
+    has_more_turns = len(messages) > 3
+    has_tools = "tools" in messages[0]
+    if has_more_turns or has_tools:
         return otherwise
     return messages
 
@@ -71,8 +77,9 @@ def draw_both(tokenizer: Any, messages: list[dict]) -> Figure:
       tokenizer: from `chat.load_tokenizer`.
       messages: a chat that ends with a question and its answer.
     """
-    question, answer = messages[-2]["content"], messages[-1]["content"]
-    answer_ids, = chat.encode_texts(tokenizer, [answer])
+    question = messages[-2]["content"]
+    answer = messages[-1]["content"]
+    [answer_ids] = chat.encode_texts(tokenizer, [answer])
     end_of_turn = chat.special_ids(tokenizer)[chat.TURN_END]
     target = [*answer_ids, end_of_turn]
     ways = {
@@ -82,22 +89,40 @@ def draw_both(tokenizer: Any, messages: list[dict]) -> Figure:
 
     fig, axes = style.figure(7.74, 6, rows=2)
     heights = []
-    for ax, (name, (ids, trained)) in zip(axes, ways.items(), strict=True):
-        should = _answer_places(ids, target)
-        begin = max(0, should.index(True) - BEFORE)
-        pieces = [tokenizer.decode([number]) for number in ids[begin:]]
-        lines = style.draw_tokens(ax, pieces, trained[begin:], should[begin:])
+    for ax, (name, row) in zip(axes, ways.items(), strict=True):
+        lines, count = _draw_way(ax, tokenizer, row, target)
         heights.append(lines)
-        rightly = sum(np.logical_and(trained, should))
-        ax.set_title(f"{name}: {rightly} of {len(target)} answer tokens are trained")
-    fig.set_figheight(0.165 * sum(heights) + 1)
-    axes[0].get_gridspec().set_height_ratios(heights)
+        ax.set_title(f"{name}: {count} of {len(target)} answer tokens are trained")
+    all_lines = sum(heights)
+    fig.set_figheight(0.165 * all_lines + 1)
+    upper = axes[0]
+    upper.get_gridspec().set_height_ratios(heights)
 
     handles = []
     for name, box, _ in style.TOKEN_LOOK.values():
-        handles.append(axes[0].bar(0, 0, color=box, label=name))  # without height, for the legend
-    axes[0].legend(handles=handles, loc="upper right", fontsize=9)
+        bar = upper.bar(0, 0, color=box, label=name)  # without height, for the legend
+        handles.append(bar)
+    upper.legend(handles=handles, loc="upper right", fontsize=9)
     return fig
+
+
+def _draw_way(ax: Axes, tokenizer: Any, row: Sequence, target: Sequence[int]) -> tuple[int, int]:
+    """Draw one way's tokens; returns the lines they take, and how many of the answer are trained.
+
+    Args:
+      ax: where to draw.
+      tokenizer: from `chat.load_tokenizer`.
+      row: (ids, mask) of the whole chat.
+      target: the ids that should be trained.
+    """
+    ids, trained = row
+    should = _answer_places(ids, target)
+    first_wanted = should.index(True)
+    begin = max(0, first_wanted - BEFORE)
+    pieces = [tokenizer.decode([number]) for number in ids[begin:]]
+    lines = style.draw_tokens(ax, pieces, trained[begin:], should[begin:])
+    trained_rightly = np.logical_and(trained, should)
+    return lines, sum(trained_rightly)
 
 
 # ── What it does ──
@@ -106,7 +131,8 @@ def draw_both(tokenizer: Any, messages: list[dict]) -> Figure:
 def read_runs() -> pd.DataFrame:
     """The stored runs, one row for each mask and seed, with the share of sampled answers passed."""
     files = sorted(STORED.glob("*.csv"))
-    runs = pd.concat([pd.read_csv(path) for path in files], ignore_index=True)
+    tables = [pd.read_csv(path) for path in files]
+    runs = pd.concat(tables, ignore_index=True)
     runs["share"] = runs.drawn / runs.answers_drawn
     return runs
 
@@ -117,24 +143,42 @@ def draw_runs(runs: pd.DataFrame) -> Figure:
     means = runs.groupby("mask")[["share", "loss"]].mean()
     for place, mask in enumerate(NAMES):
         of_mask = runs[runs["mask"] == mask]
-        share, loss = means.share[mask], means.loss[mask]
+        share = means.share[mask]
+        loss = means.loss[mask]
         ax.barh(place, 100 * share, color=style.SKY)
+        percents = 100 * of_mask.share
         if len(of_mask) > 1:
-            ax.plot(100 * of_mask.share, [place] * len(of_mask), "o", color=style.BLUE)
-        furthest = 100 * of_mask.share.max()
+            places = [place] * len(of_mask)
+            ax.plot(percents, places, "o", color=style.BLUE)
+        furthest = percents.max()
         ax.annotate(f"  {share:.0%} pass, loss {loss:.3f}", (furthest, place), va="center")
 
-    worst = str(means.share.idxmin())
-    same_loss = "same low loss, " if means.loss[worst] <= 1.1 * means.loss["answers"] else ""
-    title = f"{TITLES[worst]}: {same_loss}{means.share[worst]:.0%} pass"
+    answers = runs.answers_drawn.iloc[0]
     seeds = runs.seed.nunique()
+    dots = "one seed"
+    if seeds > 1:
+        dots = f"a dot is one of {seeds} seeds"
     ax.set(
         yticks=range(len(NAMES)),
         yticklabels=list(NAMES.values()),
         xlim=(0, 100),
         ylim=(2.6, -0.6),
-        title=title,
-        xlabel=f"% of {runs.answers_drawn.iloc[0]} answers, sampled at temperature 0.8, that pass; "
-               + ("one seed" if seeds == 1 else f"a dot is one of {seeds} seeds"),
+        title=_title_of(means),
+        xlabel=f"% of {answers} answers, sampled at temperature 0.8, that pass; {dots}",
     )
     return fig
+
+
+def _title_of(means: pd.DataFrame) -> str:
+    """The figure's title: the worst mask, and whether its loss would have told.
+
+    Args:
+      means: `share` and `loss` by mask.
+    """
+    worst = str(means.share.idxmin())
+    share = means.share[worst]
+    usual_loss = means.loss["answers"]
+    same_loss = ""
+    if means.loss[worst] <= 1.1 * usual_loss:
+        same_loss = "same low loss, "
+    return f"{TITLES[worst]}: {same_loss}{share:.0%} pass"

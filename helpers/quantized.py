@@ -9,7 +9,7 @@ Letters in shape comments: B rows, T tokens, D embedding, N heads, H head size.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tables.stored import PLAIN, STORAGES
 
 BASE_DTYPES = STORAGES
 TILE = 32  # input weights that share a scale in NF4; in int8 all of an output's do
+WeightAndScale = tuple[jax.Array, jax.Array]
 _dot_general = jax.lax.dot_general  # as it is outside of Qwix's interception
 
 
@@ -115,8 +116,9 @@ def check_storage(base_dtype: str) -> None:
       UserError: the text lists what there is.
     """
     if base_dtype not in (*PLAIN, *BASE_DTYPES):
+        known = ", ".join(BASE_DTYPES)
         raise UserError(f"base_dtype={base_dtype!r} is no storage that we know. Take one of "
-                        f"{', '.join(BASE_DTYPES)}, or leave it empty.")
+                        f"{known}, or leave it empty.")
 
 
 @functools.cache
@@ -124,7 +126,9 @@ def _levels() -> tuple[float, ...]:
     """The 16 values of NF4, as Qwix has them."""
     with jax.ensure_compile_time_eval():
         codes = jnp.arange(16, dtype=jnp.uint4)
-        levels = qwix.dequantize(qwix.QArray(codes, jnp.ones(1), qtype="nf4"))
+        unit_scale = jnp.ones(1)
+        array = qwix.QArray(codes, unit_scale, qtype="nf4")
+        levels = qwix.dequantize(array)
         return tuple(float(level) for level in levels)
 
 
@@ -145,13 +149,15 @@ def dequantize(array: qwix.QArray) -> jax.Array:
 def _values_of_codes(array: qwix.QArray) -> jax.Array:
     """The level of each NF4 code, before any scale."""
     code = array.qvalue.astype(jnp.int32)
-    values = [jnp.asarray(level, array.scale.dtype) for level in _levels()]
+    dtype = array.scale.dtype
+    values = [jnp.asarray(level, dtype) for level in _levels()]
     for bit in range(4):  # the lowest bit tells neighbors apart: 16 values, 8, 4, 2, 1
         is_set = (code >> bit) & 1 == 1
         lows, highs = values[::2], values[1::2]
         values = []
         for low, high in zip(lows, highs, strict=True):
-            values.append(jnp.where(is_set, high, low))
+            chosen = jnp.where(is_set, high, low)
+            values.append(chosen)
     return values[0]
 
 
@@ -160,8 +166,13 @@ def is_quantized(x: Any) -> bool:
     return isinstance(getattr(x, "array", None), qwix.QArray)
 
 
-def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARGETS,
-             int8_products: bool = False) -> qwix.LoraProvider:
+def provider(
+    base_dtype: str,
+    rank: int,
+    alpha: float,
+    targets: str = gemma.TARGETS,
+    int8_products: bool = False,
+) -> qwix.LoraProvider:
     """The provider that `gemma.inject_lora` hands to Qwix, for a base stored as `base_dtype`.
 
     Matrices that `targets` leaves without adapters are quantized all the same.
@@ -184,8 +195,9 @@ def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARG
         lora_b_initializer=gemma.lora_b,
         **stored)
     rest = qwix.QuantizationRule(module_path=gemma.TARGETS, **stored)
-    kind = Int8Lora if int8_products else QuantizedLora
-    return kind([adapted, rest])
+    if int8_products:
+        return Int8Lora([adapted, rest])
+    return QuantizedLora([adapted, rest])
 
 
 # ── int8 arithmetic ──
@@ -193,16 +205,19 @@ def provider(base_dtype: str, rank: int, alpha: float, targets: str = gemma.TARG
 
 def rounded(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """(int8 values, scale) of an array: symmetric, the largest along `axes` becomes 127."""
-    largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+    sizes = jnp.abs(x)
+    largest = jnp.max(sizes, axis=axes, keepdims=True)
     scale = largest.astype(jnp.float32) / 127
     scale = jnp.where(scale == 0, 1.0, scale)
-    values = jnp.round(x.astype(jnp.float32) / scale)
+    steps = x.astype(jnp.float32) / scale
+    values = jnp.round(steps)
     return values.astype(jnp.int8), scale
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def int8_dot(lhs: jax.Array, weight: jax.Array, scale: jax.Array,
-             dimension_numbers: Any) -> jax.Array:
+def int8_dot(
+    lhs: jax.Array, weight: jax.Array, scale: jax.Array, dimension_numbers: Any
+) -> jax.Array:
     """`lhs` times a frozen int8 weight, both factors int8, summed in int32.
 
     Each row of `lhs` (each token) gets its own scale, so does each output channel of the weight,
@@ -223,61 +238,83 @@ def int8_dot(lhs: jax.Array, weight: jax.Array, scale: jax.Array,
     values, rows = rounded(lhs, left)
     total = _dot_general(values, weight, dimension_numbers, preferred_element_type=jnp.int32)
     rows = jnp.squeeze(rows, left)
-    channels = jnp.squeeze(scale, right).astype(jnp.float32)
-    rows = rows.reshape(rows.shape + (1,) * channels.ndim)
-    return (total * rows * channels).astype(lhs.dtype)
+    channels = jnp.squeeze(scale, right)
+    channels = channels.astype(jnp.float32)
+    ones = (1,) * channels.ndim
+    rows = rows.reshape(rows.shape + ones)
+    product = total * rows * channels
+    return product.astype(lhs.dtype)
 
 
-def _int8_forward(lhs: jax.Array, weight: jax.Array, scale: jax.Array, dimension_numbers: Any
-                  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _int8_forward(
+    lhs: jax.Array, weight: jax.Array, scale: jax.Array, dimension_numbers: Any
+) -> tuple[jax.Array, WeightAndScale]:
     """The product, and what its gradient needs."""
-    return int8_dot(lhs, weight, scale, dimension_numbers), (weight, scale)
+    product = int8_dot(lhs, weight, scale, dimension_numbers)
+    return product, (weight, scale)
 
 
-def _int8_backward(dimension_numbers: Any, kept: tuple[jax.Array, jax.Array],
-                   gradient: jax.Array) -> tuple[jax.Array, None, None]:
+def _int8_backward(
+    dimension_numbers: Any, kept: WeightAndScale, gradient: jax.Array
+) -> tuple[jax.Array, None, None]:
     """The gradients of `int8_dot` for its three arrays; only the first has one."""
     weight, scale = kept
     (left, right), _ = dimension_numbers
-    stay = [axis for axis in range(weight.ndim) if axis not in right]
-    first = gradient.ndim - len(stay)  # the weight's channels are the gradient's last dimensions
+    of_channels = _others(weight.ndim, right)
+    first = gradient.ndim - len(of_channels)  # the weight's channels are the gradient's last axes
     last = tuple(range(first, gradient.ndim))
-    channels = jnp.squeeze(scale, right).astype(gradient.dtype)
+    channels = jnp.squeeze(scale, right)
+    channels = channels.astype(gradient.dtype)
     values, rows = rounded(gradient * channels, last)
+    summed = (last, tuple(of_channels))
     no_batch: tuple = ((), ())
-    total = _dot_general(values, weight, ((last, tuple(stay)), no_batch),
-                         preferred_element_type=jnp.int32)  # rows of lhs, then contracted, in order
-    rows = rows.reshape(rows.shape[:first] + (1,) * len(right))
-    result = (total * rows).astype(gradient.dtype)
+    total = _dot_general(values, weight, (summed, no_batch), preferred_element_type=jnp.int32)
+    ones = (1,) * len(right)
+    rows = rows.reshape(rows.shape[:first] + ones)
+    result = (total * rows).astype(gradient.dtype)  # rows of lhs, then contracted axes in order
 
-    remaining = [axis for axis in range(first + len(left)) if axis not in left]
+    remaining = _others(first + len(left), left)
     home = [left[right.index(axis)] for axis in sorted(right)]  # where each contracted one belongs
     order = np.argsort(remaining + home)
-    return jnp.transpose(result, order.tolist()), None, None
+    of_lhs = jnp.transpose(result, order.tolist())
+    return of_lhs, None, None
+
+
+def _others(count: int, axes: Sequence[int]) -> list[int]:
+    """The axes of an array of `count` dimensions that aren't in `axes`."""
+    return [axis for axis in range(count) if axis not in axes]
 
 
 int8_dot.defvjp(_int8_forward, _int8_backward)
 
 
-def int8_einsum(equation: str, lhs: jax.Array, weight: jax.Array,
-                scale: jax.Array) -> jax.Array:
+def int8_einsum(
+    equation: str, lhs: jax.Array, weight: jax.Array, scale: jax.Array
+) -> jax.Array:
     """`jnp.einsum(equation, lhs, weight)` as one `int8_dot`, transposed if the equation says so."""
-    inputs, out = equation.replace(" ", "").split("->")
+    letters = equation.replace(" ", "")
+    inputs, out = letters.split("->")
     left, right = inputs.split(",")
     shared = [letter for letter in right if letter in left]
-    of_left = tuple(left.index(letter) for letter in shared)
-    of_right = tuple(right.index(letter) for letter in shared)
+    summed = (_places(shared, left), _places(shared, right))
     no_batch: tuple = ((), ())
-    product = int8_dot(lhs, weight, scale, ((of_left, of_right), no_batch))
+    product = int8_dot(lhs, weight, scale, (summed, no_batch))
 
-    plain = [letter for letter in left + right if letter not in shared]
-    order = [plain.index(letter) for letter in out]
+    remaining = [letter for letter in left + right if letter not in shared]
+    order = _places(out, remaining)
     return jnp.transpose(product, order)
+
+
+def _places(letters: Sequence[str], axes: Sequence[str]) -> tuple[int, ...]:
+    """Where each letter stands among an array's axes."""
+    return tuple(axes.index(letter) for letter in letters)
 
 
 def _stored_as(base_dtype: str) -> dict[str, Any]:
     """Arguments of a Qwix rule for a storage."""
-    tile = TILE if base_dtype == "nf4" else None
+    tile = None
+    if base_dtype == "nf4":
+        tile = TILE
     return {"weight_qtype": base_dtype, "tile_size": tile}
 
 
@@ -285,8 +322,12 @@ def _stored_as(base_dtype: str) -> dict[str, Any]:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _quantize(array: jax.Array, qtype: str, channelwise: tuple[int, ...],
-              tiled: tuple[tuple[int, int], ...]) -> qwix.QArray:
+def _quantize(
+    array: jax.Array,
+    qtype: str,
+    channelwise: tuple[int, ...],
+    tiled: tuple[tuple[int, int], ...],
+) -> qwix.QArray:
     """A quantized array, computed in float32; its scales have the array's dtype.
 
     Args:
@@ -320,7 +361,8 @@ def plan(model: Gemma4, mesh: Mesh, base_dtype: str) -> dict[tuple, Any]:
     two axes (heads and head size of `attn_vec_einsum`), it tiles the last one and lets all heads
     share its scales. Here a tile stays within a head.
     """
-    rule = qwix.QuantizationRule(module_path=gemma.TARGETS, **_stored_as(base_dtype))
+    stored = _stored_as(base_dtype)
+    rule = qwix.QuantizationRule(module_path=gemma.TARGETS, **stored)
     shapes = gemma.probe(model, Dequantized([rule]), mesh)
     places = quantized_places(shapes)
     if base_dtype == "nf4":
@@ -341,9 +383,10 @@ def _per_head(hull: Any) -> Any:
     tiled = hull.how.tiled_axes
     channelwise, scales = [], []  # axes; how many scales there are along each
     for axis, size in enumerate(values.shape):
+        tile = tiled.get(axis, 1)
+        scales.append(size // tile)
         if axis not in tiled:
             channelwise.append(axis)
-        scales.append(size // tiled.get(axis, 1))
     how = dataclasses.replace(hull.how, channelwise_axes=tuple(channelwise))
     shape = jax.ShapeDtypeStruct(tuple(scales), hull.dtype)
     scale = hull.array.qvalue.replace(shape)  # cut like the values; Qwix's would not cut heads
@@ -371,13 +414,16 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
     check_storage(base_dtype)
     if base_dtype in PLAIN:
         raise UserError(f"base_dtype={base_dtype!r} stores the base as it is: nothing is rounded.")
-    tiled = ((1, TILE),) if base_dtype == "nf4" else ()
+    tiled: tuple = ()
+    if base_dtype == "nf4":
+        tiled = ((1, TILE),)
 
     def rows_as_trained(rows: np.ndarray) -> np.ndarray:
         with jax.default_device(_cpu()):
             as_loaded = np.asarray(rows).astype(dtype)
             stored = _quantize(as_loaded, base_dtype, (0,), tiled)
-            multiplied = np.asarray(qwix.dequantize(stored))
+            weights = qwix.dequantize(stored)
+            multiplied = np.asarray(weights)
         return multiplied.astype(rows.dtype)
 
     return rows_as_trained
@@ -386,9 +432,11 @@ def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray
 def parameters_of(model: nnx.Module) -> int:
     """How many weights a model has; the scales of quantized ones aren't weights."""
     total = 0
-    for path, leaf in nnx.to_flat_state(nnx.state(model)):
-        if path[-1] != "scale" or path[-2] != "array":
-            total += leaf.get_value().size
+    state = nnx.state(model)
+    for path, leaf in nnx.to_flat_state(state):
+        if path[-2:] == ("array", "scale"):
+            continue
+        total += leaf.get_value().size
     return total
 
 
@@ -422,8 +470,10 @@ def abstract_base(config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16")
     if base_dtype in PLAIN:
         return model
     modules = dict(model.iter_modules())
-    for path, hull in plan(model, mesh, base_dtype).items():
-        setattr(modules[path[:-1]], path[-1], hull)
+    for place, hull in plan(model, mesh, base_dtype).items():
+        *path, name = place
+        module = modules[tuple(path)]
+        setattr(module, name, hull)
     return answering(model)
 
 
@@ -434,14 +484,16 @@ def _cpu() -> jax.Device:
       UserError: JAX_PLATFORMS hides it.
     """
     try:
-        return jax.local_devices(backend="cpu")[0]
+        devices = jax.local_devices(backend="cpu")
     except RuntimeError as error:
         raise UserError("A base is quantized on the CPU, and JAX_PLATFORMS hides the CPU from JAX. "
                         "Unset it and start again.") from error
+    return devices[0]
 
 
-def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
-              base_dtype: str = "bfloat16") -> Gemma4:
+def load_base(
+    source: str | Path, config: ModelConfig, mesh: Mesh, base_dtype: str = "bfloat16"
+) -> Gemma4:
     """`gemma.load_base` for a base stored as `base_dtype`, placed on the mesh; it can be asked.
 
     The model is loaded into the host's memory (62 GB for the 31B); there one matrix at a time is
@@ -453,29 +505,43 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh,
     """
     check_storage(base_dtype)
     if base_dtype in PLAIN:
-        return gemma.place(gemma.load_base(source, config, mesh), mesh)
+        model = gemma.load_base(source, config, mesh)
+        return gemma.place(model, mesh)
     host = _cpu()
-    model = gemma.load_base(source, config, gemma.make_mesh(config, (1, 1), [host]))
+    on_host = gemma.make_mesh(config, (1, 1), [host])
+    model = gemma.load_base(source, config, on_host)
     modules = dict(model.iter_modules())
-    for path, hull in plan(gemma.abstract_base(config, mesh), mesh, base_dtype).items():
-        module = modules[path[:-1]]
-        weight = np.asarray(getattr(module, path[-1]).get_value())
-        channelwise = tuple(hull.how.channelwise_axes)
-        tiled = tuple(hull.how.tiled_axes.items())
-        with jax.default_device(host):
-            stored = _quantize(weight, hull.how.qtype, channelwise, tiled)
-        for part in ("qvalue", "scale"):
-            variable = getattr(hull.array, part)
-            sharding = variable.get_value().sharding
-            values = np.asarray(getattr(stored, part))
-            variable.set_value(jax.device_put(values, sharding))
-        setattr(module, path[-1], hull)
+    shapes = gemma.abstract_base(config, mesh)
+    for place, hull in plan(shapes, mesh, base_dtype).items():
+        *path, name = place
+        module = modules[tuple(path)]
+        weight = getattr(module, name).get_value()
+        _fill(hull, np.asarray(weight), host)
+        setattr(module, name, hull)
     return gemma.place(answering(model), mesh)
 
 
+def _fill(hull: Any, weight: np.ndarray, host: jax.Device) -> None:
+    """Quantize a matrix on the host, and put it where an abstract quantized weight should lie."""
+    channelwise = tuple(hull.how.channelwise_axes)
+    tiled = tuple(hull.how.tiled_axes.items())
+    with jax.default_device(host):
+        stored = _quantize(weight, hull.how.qtype, channelwise, tiled)
+    for part in ("qvalue", "scale"):
+        variable = getattr(hull.array, part)
+        sharding = variable.get_value().sharding
+        values = np.asarray(getattr(stored, part))
+        placed = jax.device_put(values, sharding)
+        variable.set_value(placed)
+
+
 def load_onto(
-        name: str, source: str | Path, config: ModelConfig, mesh: Mesh,
-        base_dtype: str = "bfloat16") -> tuple[Gemma4, float]:
+    name: str,
+    source: str | Path,
+    config: ModelConfig,
+    mesh: Mesh,
+    base_dtype: str = "bfloat16",
+) -> tuple[Gemma4, float]:
     """(a base on its devices, the seconds that took), with a line of progress.
 
     Args:
@@ -483,8 +549,11 @@ def load_onto(
       source, config, mesh, base_dtype: for `load_base`.
     """
     began = time.perf_counter()
-    axes = " x ".join(f"{axis}={parts}" for axis, parts in mesh.shape.items())
-    with phase(f"loading {name} onto {mesh.size} devices, {axes}"):
+    axes = [f"{axis}={parts}" for axis, parts in mesh.shape.items()]
+    shape = " x ".join(axes)
+    with phase(f"loading {name} onto {mesh.size} devices, {shape}"):
         model = load_base(source, config, mesh, base_dtype)
-        jax.block_until_ready(nnx.state(model))
-    return model, time.perf_counter() - began
+        state = nnx.state(model)
+        jax.block_until_ready(state)
+    seconds = time.perf_counter() - began
+    return model, seconds
