@@ -187,12 +187,17 @@ def read_samples(path: Path, jobs: Jobs) -> Samples:
             line.text.encode()  # bytes that were no UTF-8 can't be encoded again
             row = line.value
             place = row["plan"], row["problem"], row["index"]
-            is_wanted = place in jobs and jobs[place].key == row["key"]
-            is_whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
-            is_answer = row["finish"] != "error"
-            if is_wanted and is_whole and is_answer:
+            if _is_answer_to(row, jobs.get(place)):
                 samples[place] = row
     return samples
+
+
+def _is_answer_to(row: Row, job: Job | None) -> bool:
+    """Is a saved row a whole answer to this job, asked with the same prompt and options?"""
+    if job is None or job.key != row["key"]:
+        return False
+    is_whole = isinstance(row["text"], str) and isinstance(row["tokens"], int)
+    return is_whole and row["finish"] != "error"
 
 
 def write_samples(path: Path, jobs: Jobs, samples: Samples) -> None:

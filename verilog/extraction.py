@@ -43,7 +43,8 @@ class Block(NamedTuple):
 
     def defines_top(self) -> bool:
         """Does it hold a whole TopModule? A block that the token limit cut needs no `endmodule`."""
-        return "TopModule" in self.headers and (END in self.code or not self.closed)
+        is_whole = END in self.code or not self.closed
+        return is_whole and "TopModule" in self.headers
 
 
 # ---- Our rule ----
@@ -284,8 +285,11 @@ def extract_official(text: str, interface: str = "") -> Extracted:
     `module TopModule` to the first `endmodule`. code-complete puts `interface` before an answer
     that has no module of its own.
     """
+    def has_begin(line: str) -> bool:
+        return line.lstrip().startswith("[BEGIN]")
+
     lines = text.splitlines()
-    begin = first_place(lines, lambda line: line.lstrip().startswith("[BEGIN]"))
+    begin = first_place(lines, has_begin)
     if begin < len(lines) and not interface:
         return official_marks(lines[begin:])
 
@@ -327,8 +331,11 @@ def official_bare_text(lines: list[str], has_module: bool) -> list[str]:
 
 def official_marks(lines: list[str]) -> Extracted:
     """What stands between [BEGIN], in the first of these lines, and the first [DONE] after it."""
+    def has_done(line: str) -> bool:
+        return line.rstrip().endswith("[DONE]")
+
     first, *rest = lines
-    done = first_place(rest, lambda line: line.rstrip().endswith("[DONE]"))
+    done = first_place(rest, has_done)
     if done == len(rest):
         return Extracted(None, "no [DONE]")
     last = rest[done]

@@ -267,7 +267,8 @@ def _compile_own(problem: Problem, folder: Path, *words: str) -> None:
       _DoesNotCompile: it names a line of theirs, or a module that isn't there.
       UserError: it fails for another reason.
     """
-    log, status, ended = run_limited(["iverilog", "-g2012", *words], folder, DEFAULT)
+    command = ["iverilog", "-g2012", *words]
+    log, status, ended = run_limited(command, folder, DEFAULT)
     if status == 0 and ended is None:
         return
     if _BLAMES_PROBLEM.search(log):
@@ -334,7 +335,8 @@ def unbalanced_line(program: str) -> str | None:
     Icarus 11 writes some names as they are, so a quote in one could end the text that it stands in.
     """
     for line in program.split("\n"):
-        if line.count('"') % 2 == 0 and "\\" not in line:
+        is_even = line.count('"') % 2 == 0
+        if is_even and "\\" not in line:
             continue
         unescaped = re.sub(r"\\.", "", line)
         if unescaped.count('"') % 2:

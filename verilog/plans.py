@@ -17,7 +17,7 @@ GREEDY = Plan("trained chat, greedy", n=1, temperature=0.0, top_p=1.0)
 COMMENT_GREEDY = replace(GREEDY, name="comment, greedy", prompt="comment")
 OFFICIAL_GREEDY = replace(GREEDY, name="official, greedy", prompt="official")
 OFFICIAL = Plan("official", "official")
-OFFICIAL_20 = Plan("official, n=20", "official", 20, 0.85)
+OFFICIAL_20 = Plan("official, n=20", "official", n=20, temperature=0.85)
 COMPLETION = Plan("code-complete", "official", task="code-complete")
 THINKING = Plan("thinking", "official", thinking=True, max_tokens=16384, only="base")
 
@@ -51,12 +51,23 @@ def asked_of(model: str, plans: Sequence[Plan]) -> list[Plan]:
 
 def sampled_wordings(plans: Sequence[Plan]) -> list[str]:
     """The names of the plans that ask what `FIVE` asks, and as often, in whatever wording."""
-    return [plan.name for plan in plans if plan.n == FIVE.n and plan.task == FIVE.task]
+    names = []
+    for plan in plans:
+        is_as_often = plan.n == FIVE.n
+        is_same_task = plan.task == FIVE.task
+        if is_as_often and is_same_task:
+            names.append(plan.name)
+    return names
 
 
 def greedy_of_both(plans: Sequence[Plan]) -> list[str]:
     """The names of the plans with one answer to a problem that both models are asked by."""
-    return [plan.name for plan in plans if plan.n == 1 and not plan.only]
+    names = []
+    for plan in plans:
+        is_of_both = not plan.only
+        if plan.n == 1 and is_of_both:
+            names.append(plan.name)
+    return names
 
 
 def one_of_each_wording(plans: Sequence[Plan]) -> dict[str, str]:

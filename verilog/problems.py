@@ -43,7 +43,9 @@ def load_problems(folder: str | Path) -> list[Problem]:
             name = path.name.removesuffix(suffix)
             names.add(name)
     if not names:
-        missing = "" if folder.is_dir() else " (there is no such folder)"
+        missing = ""
+        if not folder.is_dir():
+            missing = " (there is no such folder)"
         raise UserError(f"{folder} holds no verilog-eval problem{missing}: {FILES}.")
     return [_loaded(folder, name) for name in sorted(names)]
 
@@ -130,7 +132,8 @@ def questions(path: str | Path, score: Score = contains) -> Benchmark:
             raise UserError(f"{path}, line {line.number}: give each line as "
                             '{"question": "...", "answer": "..."}, in UTF-8.')
         question, answer = pair
-        problem = Problem(f"{line.number:05d}", question, answer)
+        name = f"{line.number:05d}"
+        problem = Problem(name, question, answer)
         problems.append(problem)
     if not problems:
         raise UserError(f"{path} holds no question.")

@@ -52,6 +52,11 @@ class Port(NamedTuple):
         """Its range, as a declaration has it: [7:0] for eight bits."""
         return f"[{self.width - 1}:0]"
 
+    @property
+    def is_input(self) -> bool:
+        """Does the testbench drive it?"""
+        return self.direction == "INPUT"
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -62,18 +67,20 @@ class Ports:
     @property
     def inputs(self) -> list[Port]:
         """The ports that the testbench drives."""
-        return [port for port in self.all if port.direction == "INPUT"]
+        return [port for port in self.all if port.is_input]
 
     @property
     def outputs(self) -> list[Port]:
         """All others."""
-        return [port for port in self.all if port.direction != "INPUT"]
+        return [port for port in self.all if not port.is_input]
 
     def header(self, input_word: str, output_word: str) -> str:
         """The header's list: with "output reg" for outputs, `input [0:0] a, output reg [7:0] b`."""
         declared = []
         for port in self.all:
-            word = input_word if port.direction == "INPUT" else output_word
+            word = output_word
+            if port.is_input:
+                word = input_word
             declaration = f"{word} {port.bits} {port.name}"
             declared.append(declaration)
         return ", ".join(declared)
@@ -86,13 +93,18 @@ def _names(ports: Sequence[Port]) -> list[str]:
 
 def _listed(ports: Sequence[Port], otherwise: str = "no_input_") -> str:
     """The ports' names for a concatenation; `otherwise` where there is none."""
-    return ", ".join(_names(ports)) or otherwise
+    names = _names(ports)
+    if not names:
+        return otherwise
+    return ", ".join(names)
 
 
 def _awaited(ports: Sequence[Port]) -> str:
     """What `@(...)` waits for: a change of any port; where there is none, what never changes."""
-    nets = [f"heard_{name}_" for name in _names(ports)]
-    return " or ".join(nets) or "no_input_"
+    if not ports:
+        return "no_input_"
+    nets = [f"heard_{port.name}_" for port in ports]
+    return " or ".join(nets)
 
 
 def _heard(ports: Sequence[Port]) -> str:
@@ -103,7 +115,8 @@ def _heard(ports: Sequence[Port]) -> str:
     """
     lines = []
     for port in ports:
-        line = f"wire {port.bits} heard_{port.name}_ = {port.name};"
+        name = port.name
+        line = f"wire {port.bits} heard_{name}_ = {name};"
         lines.append(line)
     return "\n  ".join(lines)
 
@@ -156,19 +169,19 @@ def reference_events(program: str, ports: tuple[Port, ...]) -> list[str]:
     scope = _REFERENCE.search(program)
     if scope is None:
         return []
-    inputs = {port.name for port in ports if port.direction == "INPUT"}
-    name_of = dict(_NET.findall(scope[0]))  # by Icarus's label of the net
+    inputs = set(_names(Ports(ports).inputs))
+    reference = scope[0]
+    name_of = dict(_NET.findall(reference))  # by Icarus's label of the net
 
     events = []
-    for kind, labels in _EVENT.findall(scope[0]):
-        edge = f"{kind} " if kind in ("posedge", "negedge") else ""
-        names = []
-        for label in labels.split(", "):
-            name = name_of.get(label)
-            names.append(name)
+    for kind, labels in _EVENT.findall(reference):
+        edge = ""
+        if kind in ("posedge", "negedge"):
+            edge = f"{kind} "
+        names = [name_of.get(label) for label in labels.split(", ")]
         if inputs.issuperset(names):
-            event = " or ".join([f"{edge}{name}" for name in names])
-            events.append(event)
+            waits = [f"{edge}{name}" for name in names]
+            events.append(" or ".join(waits))
     return events
 
 
@@ -234,7 +247,9 @@ def _unit(problem: Problem) -> str:
     units = []
     for number, unit in _SCALE.findall(text):
         fineness = _UNITS.index(unit)
-        units.append((fineness, -int(number), number + unit))
+        size = int(number)
+        name = number + unit
+        units.append((fineness, -size, name))
     if not units:
         return ""
     _, _, finest = max(units)
@@ -316,8 +331,10 @@ def exam(
     listened_to = _with_listener(plain)
     reference = _empty_reference(ports, events)
 
+    whole = f"{listened_to}\n{reference}"
     known = _names(ports.all)  # an answer has to know its ports' names
-    hidden = renamed(f"{listened_to}\n{reference}", scopes.difference(known))
+    unknown = scopes.difference(known)
+    hidden = renamed(whole, unknown)
     bench = _with_own_random_numbers(hidden)
     listener = _filled("exam.sv", problem, ports)
     taken = _taken_names(problem)
@@ -332,7 +349,9 @@ def _with_listener(testbench: str) -> str:
     end = instance.end()
     before = testbench[:end]
     after = testbench[end:]
-    return f"{before} Recorder{SECRET} recorder{SECRET} ({instance[1]});{after}"
+    connections = instance[1]
+    listener = f"Recorder{SECRET} recorder{SECRET} ({connections});"
+    return f"{before} {listener}{after}"
 
 
 def _taken_names(problem: Problem) -> str:
@@ -355,7 +374,8 @@ def renamed(text: str, names: set[str]) -> str:
         return text
     longest_first = sorted(names, key=len, reverse=True)
     listed = "|".join(map(re.escape, longest_first))
-    pattern = re.compile(rf"{_TEXT}|(?<![\w$'])(?:{listed})(?![\w$])")
+    whole_name = rf"(?<![\w$'])(?:{listed})(?![\w$])"
+    pattern = re.compile(f"{_TEXT}|{whole_name}")
 
     def hide(match: re.Match) -> str:
         word = match[0]

@@ -68,8 +68,11 @@ def texts_of(samples: Samples, plan: str) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for place in sorted(samples):
         plan_name, problem, _ = place
-        if plan_name == plan:
-            texts.setdefault(problem, []).append(samples[place]["text"])
+        if plan_name != plan:
+            continue
+        text = samples[place]["text"]
+        of_problem = texts.setdefault(problem, [])
+        of_problem.append(text)
     return texts
 
 
@@ -98,7 +101,9 @@ def ceiling(task: str, problems: Sequence[Problem]) -> Ceiling:
     Raises:
       UserError: none can.
     """
-    pairs: list[Pair] = [(problem, problem.right_answer) for problem in problems]
+    pairs: list[Pair] = []
+    for problem in problems:
+        pairs.append((problem, problem.right_answer))
     verdicts = judging.judge_many(pairs)
     winnable = []
     lost = {}
@@ -162,10 +167,12 @@ def judge_answers(samples: Samples, tasks: Tasks, plans: Iterable[Plan]) -> pd.D
         by_ours.append((problem, ours.code))
 
     verdicts = judging.judge_many([*read, *by_ours])
-    by_plan = verdicts[:len(answers)]
-    by_our_rule = verdicts[len(answers):]
+    count = len(answers)
+    by_plan = verdicts[:count]
+    by_our_rule = verdicts[count:]
+    judged = zip(answers, hows, by_plan, by_our_rule, strict=True)
     rows = []
-    for answer, how, verdict, ours_too in zip(answers, hows, by_plan, by_our_rule, strict=True):
+    for answer, how, verdict, ours_too in judged:
         row = _judged(answer, how, verdict)
         row["ours"] = ours_too.passed
         rows.append(row)
@@ -273,13 +280,18 @@ def shortest_failure(
     """
     by_name = {problem.name: problem for problem in problems}
     of_plan = frame[frame.plan == plan]
+    differing = of_plan[of_plan.category == "mismatch"]
     shortest = None
-    for row in of_plan[of_plan.category == "mismatch"].to_dict("records"):
-        problem = by_name[row["problem"]]
-        text = samples[plan, row["problem"], row["index"]]["text"]
-        code = extraction.extract_code(text, problem.interface).code or ""
-        if shortest is None or len(code) < len(shortest[1]):
+    least = 0  # characters of the shortest
+    for row in differing.to_dict("records"):
+        name = row["problem"]
+        problem = by_name[name]
+        answer = samples[plan, name, row["index"]]
+        extracted = extraction.extract_code(answer["text"], problem.interface)
+        code = extracted.code or ""
+        if shortest is None or len(code) < least:
             shortest = problem, code
+            least = len(code)
     return shortest
 
 
@@ -323,7 +335,8 @@ def wrong_outputs(row: "pd.Series[str]") -> list[str]:
     for signal in row.index:
         name = signal.removesuffix("_ref")
         twin = f"{name}_dut"
-        if name != signal and twin in row.index and row[signal] != row[twin]:
+        has_twin = name != signal and twin in row.index
+        if has_twin and row[signal] != row[twin]:
             names.append(name)
     return names
 
@@ -413,7 +426,11 @@ def all_counts(
 
 def of_model(runs: Runs, model: str) -> dict[str, Run]:
     """{plan: counts} of one model."""
-    return {plan: run for (asked, plan), run in runs.items() if asked == model}
+    by_plan = {}
+    for (asked, plan), run in runs.items():
+        if asked == model:
+            by_plan[plan] = run
+    return by_plan
 
 
 def per_problem(run: Run, k: int) -> Floats:
@@ -443,8 +460,10 @@ def board(runs: Runs, subsets: Mapping[str, Sequence[bool]]) -> pd.DataFrame:
     for (model, plan), run in runs.items():
         fewest = min([answers for _, answers in run])
         for k in AT_K:
-            if k <= fewest:
-                rows[plan, f"pass@{k}", model] = _scores(run, k, kept)
+            if k > fewest:
+                continue
+            name = f"pass@{k}"
+            rows[plan, name, model] = _scores(run, k, kept)
     frame = pd.DataFrame.from_dict(rows, orient="index")
     names = ["plan", "score", "model"]
     frame.index = pd.MultiIndex.from_tuples(frame.index, names=names)
@@ -469,17 +488,25 @@ def percents(table: pd.DataFrame) -> pd.DataFrame:
     """A `board` to read: base and tuned side by side, as "74 (63 to 84)", in percent."""
     columns = {"": _percents_of_problems(table)}
     for name in table.columns.drop(["all", "low", "high"]):
-        columns[name] = (100 * table[name]).map("{:.0f}".format)
-    wide = pd.DataFrame(columns).unstack("model").fillna("not asked")
-    wide.columns = [" ".join(reversed(parts)).strip() for parts in wide.columns]
+        percent = 100 * table[name]
+        columns[name] = percent.map("{:.0f}".format)
+    long = pd.DataFrame(columns)
+    wide = long.unstack("model").fillna("not asked")
+    headings = []
+    for name, model in wide.columns:
+        heading = f"{model} {name}"
+        headings.append(heading.strip())
+    wide.columns = headings
     return wide
 
 
 def _percents_of_problems(table: pd.DataFrame) -> "pd.Series[str]":
     """The score of each row of a `board` with its interval, in percent."""
+    percent = 100 * table
     shown = {}
-    for place, row in (100 * table).iterrows():
-        shown[place] = f"{row['all']:.0f} ({row['low']:.0f} to {row['high']:.0f})"
+    for place, row in percent.iterrows():
+        interval = f"{row['low']:.0f} to {row['high']:.0f}"
+        shown[place] = f"{row['all']:.0f} ({interval})"
     return pd.Series(shown).reindex(table.index)
 
 
@@ -587,10 +614,15 @@ def pairs_table(pairs: Mapping[Wordings, Comparison], primary: Wordings) -> pd.D
     rows = []
     for asked in (primary, *secondary):
         compared = pairs[asked]
-        rank, p, by_holm = "primary", compared["p"], ""
-        if asked != primary:
-            rank, p = "secondary", corrected[asked]
-            by_holm = f"{p:.2g}"
+        difference = compared["difference"]
+        if asked == primary:
+            rank = "primary"
+            deciding = compared["p"]
+            by_holm = ""
+        else:
+            rank = "secondary"
+            deciding = corrected[asked]
+            by_holm = f"{deciding:.2g}"
         base, *_ = compared["first"]
         tuned, *_ = compared["second"]
         rows.append({
@@ -599,17 +631,18 @@ def pairs_table(pairs: Mapping[Wordings, Comparison], primary: Wordings) -> pd.D
             "tuned asked by": asked.tuned,
             "base": f"{100 * base:.0f}",
             "tuned": f"{100 * tuned:.0f}",
-            "difference": in_points(compared["difference"]),
+            "difference": in_points(difference),
             "p": f"{compared['p']:.2g}",
             "p by Holm": by_holm,
-            "verdict": verdict_on(compared["difference"], p)})
+            "verdict": verdict_on(difference, deciding)})
     return pd.DataFrame(rows)
 
 
 def in_points(difference: tuple[float, float, float]) -> str:
     """A mean of shares with its interval, as "+11.6 (+0.5 to +22.6)"."""
     mean, low, high = (100 * part for part in difference)
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    interval = f"{low:+.1f} to {high:+.1f}"
+    return f"{mean:+.1f} ({interval})"
 
 
 def findings(
@@ -617,16 +650,21 @@ def findings(
     """What the comparisons say: the primary one, and wordings by which no tuned answer passes."""
     compared = pairs[primary]
     difference = compared["difference"]
-    verdict = verdict_on(difference, compared["p"])
-    lines = [f"Primary: {in_points(difference)} points, p = {compared['p']:.2g}: {verdict}."]
+    p = compared["p"]
+    verdict = verdict_on(difference, p)
+    points = in_points(difference)
+    lines = [f"Primary: {points} points, p = {p:.2g}: {verdict}."]
     if verdict == "at the edge of luck":
         lines.append("Interval and p disagree, so this run doesn't decide it.")
 
-    for (model, plan), run in runs.items():
-        passed = sum(passing for passing, _ in run)
-        if model == "tuned" and passed == 0:
-            answers = sum(number for _, number in run)
-            lines.append(f"Asked by {plan}, the tuned model passes 0 of {answers}.")
+    for plan, run in of_model(runs, "tuned").items():
+        passed = 0
+        asked = 0
+        for passing, answers in run:
+            passed += passing
+            asked += answers
+        if passed == 0:
+            lines.append(f"Asked by {plan}, the tuned model passes 0 of {asked}.")
     return lines
 
 
@@ -643,7 +681,10 @@ def comparison(
     for name in names:
         compared = pairs[Wordings(name, primary.tuned)]
         mean, *bounds = compared["difference"]
-        against[name] = {"difference": mean, "interval": bounds, "p": compared["p"]}
+        against[name] = {
+            "difference": mean,
+            "interval": bounds,
+            "p": compared["p"]}
     kept = {"rival": primary.base, "against": against}
 
     by_plan = table.loc[primary.tuned]
