@@ -47,9 +47,11 @@ def warn_of_other_exam(compared: str, asked: str) -> None:
     Args:
       compared, asked: folders or files of problems; "": none.
     """
-    if compared != asked:
-        print(f"02 compared its prompts with {compared or 'no exam'}, not with {asked}. Set 02's "
-              "evaluation to this exam, or you won't know whether it leaked.")
+    if compared == asked:
+        return
+    other = compared or "no exam"
+    print(f"02 compared its prompts with {other}, not with {asked}. Set 02's "
+          "evaluation to this exam, or you won't know whether it leaked.")
 
 
 class Renderers(NamedTuple):
@@ -111,13 +113,19 @@ def draw_answers(strips: Sequence[Strip], name: str, source: str) -> None:
       strips: their columns are in the order of the first one's scores.
       name, source: as in `style.finish`.
     """
-    best_first = strips[0].answers.groupby("problem").passed.sum().sort_values(ascending=False)
-    height = 0.5 + 1.15 * len(strips)
-    fig, axes = style.figure(7, height, rows=len(strips), sharex=True, squeeze=False)
+    by_problem = strips[0].answers.groupby("problem")
+    scores = by_problem.passed.sum()
+    best_first = scores.sort_values(ascending=False)
+    order = list(best_first.index)
+
+    count = len(strips)
+    height = 0.5 + 1.15 * count
+    fig, axes = style.figure(7, height, rows=count, sharex=True, squeeze=False)
     for ax, strip in zip(axes.flat, strips, strict=True):
-        _draw_strip(ax, strip, list(best_first.index))
-    axes.flat[-1].set_xlabel("columns: problems, the first strip's best ones first; rows: tries; "
-                             "pale squares fail")
+        _draw_strip(ax, strip, order)
+    lowest = axes.flat[-1]
+    lowest.set_xlabel("columns: problems, the first strip's best ones first; rows: tries; "
+                      "pale squares fail")
     style.finish(fig, name, source)
 
 
@@ -125,16 +133,24 @@ def _draw_strip(ax: Axes, strip: Strip, order: Sequence[str]) -> None:
     """One strip, its problems in this order."""
     from matplotlib.colors import ListedColormap
     answers = strip.answers
-    grid = answers.pivot(index="index", columns="problem", values="passed").astype(float)
-    two_colors = ListedColormap([FAILS, COLORS[strip.model]])
-    ax.pcolormesh(grid[order], vmin=0, vmax=1, cmap=two_colors, edgecolors="white", linewidth=0.6)
-    count = f"{answers.passed.sum()} of {len(answers)} answers pass"
-    ax.set(title=f"{strip.model.capitalize()} ({strip.asked}): {count}", xticks=[], yticks=[])
+    grid = answers.pivot(index="index", columns="problem", values="passed")
+    grid = grid.astype(float)[order]
+    passes = COLORS[strip.model]
+    two_colors = ListedColormap([FAILS, passes])
+    ax.pcolormesh(grid, vmin=0, vmax=1, cmap=two_colors, edgecolors="white", linewidth=0.6)
+    model = strip.model.capitalize()
+    passed = answers.passed.sum()
+    count = f"{passed} of {len(answers)} answers pass"
+    ax.set(title=f"{model} ({strip.asked}): {count}", xticks=[], yticks=[])
 
 
 def draw_board(
-        pairs: Mapping[Any, Mapping[str, Any]], primary: Any, ceiling: float, name: str,
-        source: str) -> None:
+    pairs: Mapping[Any, Mapping[str, Any]],
+    primary: Any,
+    ceiling: float,
+    name: str,
+    source: str,
+) -> None:
     """All scores in one picture, and the primary comparison problem by problem.
 
     Args:
@@ -151,19 +167,23 @@ def draw_board(
         is_greedy = "greedy" in base_plan
         base = Scored("base", base_plan, compared["first"], is_greedy)
         if is_greedy:
-            greedy += [base, Scored("tuned", tuned_plan, compared["second"], is_greedy)]
+            tuned = Scored("tuned", tuned_plan, compared["second"], is_greedy)
+            greedy += [base, tuned]
         else:
             sampled.append(base)
     sampled.sort(key=lambda scored: scored.interval[0])
-    sampled.append(Scored("tuned", primary[1], best["second"]))
+    base_plan, tuned_plan = primary
+    tuned = Scored("tuned", tuned_plan, best["second"])
+    scores = [*sampled, tuned, *greedy]
 
-    scores = sampled + greedy
     height = 3.4 + 0.4 * len(scores)
-    fig, (above, below) = style.figure(7, height, rows=2, height_ratios=(1.4, 1))
+    fig, axes = style.figure(7, height, rows=2, height_ratios=(1.4, 1))
+    above, below = axes
     draw_scores(above, scores, ceiling)
-    base_share, tuned_share = best["first"][0], best["second"][0]
+    base_share, _, _ = best["first"]
+    tuned_share, _, _ = best["second"]
     above.set_title(f"pass@1: base asked well {base_share:.0%}, tuned {tuned_share:.0%}")
-    draw_differences(below, best, primary[0])
+    draw_differences(below, best, base_plan)
     style.finish(fig, name, f"{source}. Bars and dotted lines: 95%")
 
 
@@ -177,17 +197,39 @@ def draw_scores(ax: Axes, scores: Sequence[Scored], ceiling: float) -> None:
     """
     names = []
     for place, scored in enumerate(scores):
-        mean, low, high = (100 * part for part in scored.interval)
+        mean, low, high = _percents(scored.interval)
+        to_the_left = mean - low
+        to_the_right = high - mean
         color = COLORS[scored.model]
-        inside = "white" if scored.greedy else color
-        ends = [[mean - low], [high - mean]]
-        ax.errorbar(mean, place, xerr=ends, fmt="o", color=color, mfc=inside, capsize=4, lw=2)
+        inside = color
+        if scored.greedy:
+            inside = "white"
+        ax.errorbar(
+            mean,
+            place,
+            xerr=[[to_the_left], [to_the_right]],
+            fmt="o",
+            color=color,
+            mfc=inside,
+            capsize=4,
+            lw=2,
+        )
         ax.annotate(f"{mean:.0f}", (mean, place + 0.22), ha="center")
         names.append(f"{scored.model}, {scored.asked}")
     ax.axvline(100 * ceiling, color=style.RED, linestyle="--")
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel="pass@1, %; dashed: the ceiling; hollow: greedy")
-    ax.set(xlim=(-6, 106), ylim=(-0.5, len(names) - 0.2))
+    places = range(len(names))
+    ax.set_yticks(places, names)
+    ax.set(
+        xlabel="pass@1, %; dashed: the ceiling; hollow: greedy",
+        xlim=(-6, 106),
+        ylim=(-0.5, len(names) - 0.2),
+    )
+
+
+def _percents(shares: Interval) -> Interval:
+    """A mean with its interval, in percent."""
+    mean, low, high = shares
+    return 100 * mean, 100 * low, 100 * high
 
 
 def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
@@ -199,24 +241,35 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
       rival: how the base is asked.
     """
     values = 100 * np.sort(compared["values"])
-    places = np.arange(len(values))
-    mean, low, high = (100 * part for part in compared["difference"])
-    colors = [style.BLUE if value > 0 else style.ORANGE for value in values]
-    ax.bar(places, values, color=colors)
+    better = values > 0
+    worse = values < 0
     equal = values == 0
+    places = np.arange(len(values))
+    colors = np.where(better, style.BLUE, style.ORANGE)
+    ax.bar(places, values, color=colors)
     ax.plot(places[equal], values[equal], ".", color=style.GRAY)
 
-    better, worse = int((values > 0).sum()), int((values < 0).sum())
-    counted = f"{better} better, {worse} worse, {equal.sum()} equal"
-    leaves_out_zero = low > 0 or high < 0
-    is_rare = compared["p"] < 0.05
-    luck = ", so it could be luck"
-    if leaves_out_zero and is_rare:
-        luck = ""
-    elif leaves_out_zero or is_rare:
-        luck = ",\nat the edge of what luck explains"
+    mean, low, high = _percents(compared["difference"])
     ax.axhline(mean, color=style.BLACK, lw=2)
     ax.axhline(low, color=style.BLACK, ls=":")
     ax.axhline(high, color=style.BLACK, ls=":")
-    ax.set(title=f"{counted}\n{mean:+.1f} points on average ({low:+.1f} to {high:+.1f}){luck}")
-    ax.set(xlabel="problems, sorted", xticks=[], ylabel=f"tuned minus base,\n{rival}, points")
+
+    counted = f"{better.sum()} better, {worse.sum()} worse, {equal.sum()} equal"
+    luck = _luck(low, high, compared["p"])
+    ax.set(
+        title=f"{counted}\n{mean:+.1f} points on average ({low:+.1f} to {high:+.1f}){luck}",
+        xlabel="problems, sorted",
+        xticks=[],
+        ylabel=f"tuned minus base,\n{rival}, points",
+    )
+
+
+def _luck(low: float, high: float, p: float) -> str:
+    """What a title adds about luck, for a difference with this interval and p value."""
+    leaves_out_zero = low > 0 or high < 0
+    is_rare = p < 0.05
+    if leaves_out_zero and is_rare:
+        return ""
+    if leaves_out_zero or is_rare:
+        return ",\nat the edge of what luck explains"
+    return ", so it could be luck"

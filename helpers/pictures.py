@@ -33,25 +33,30 @@ def packed_row(row: "Batch", allowed: np.ndarray) -> None:
       allowed: bool [T, T], True where a token (row) may look at another (column).
     """
     colors = _colors_of(row.segment_ids)
-    fig, (upper, lower) = style.figure(6.4, 7.2, rows=2, height_ratios=[1.9, 1])
+    fig, axes = style.figure(6.4, 7.2, rows=2, height_ratios=[1.9, 1])
+    upper, lower = axes
     _draw_mask(upper, row, allowed, colors)
     _draw_strips(lower, row, colors)
-    for ax in (upper, lower):
+    for ax in axes:
         ax.grid(False)
+
     dark = upper.bar(0, 0, color=style.GRAY)  # bars without height, for the legend
     pale = upper.bar(0, 0, color=style.GRAY, alpha=0.35)
     white = upper.bar(0, 0, color="white", edgecolor=style.GRAY)
     names = ["trained", "read, not trained", "padding, or not to be seen"]
     upper.legend([dark, pale, white], names, loc="upper right", fontsize=9)
-    style.finish(fig, "03_packed_row", f"the first packed row of step 1, {row.tokens.size} tokens")
+    tokens = row.tokens.size
+    style.finish(fig, "03_packed_row", f"the first packed row of step 1, {tokens} tokens")
 
 
 def _colors_of(segment_ids: np.ndarray) -> np.ndarray:
     """The color of each token's example, white for padding. [T] -> [T, 3]"""
-    repeats = int(segment_ids.max()) // len(style.CYCLE) + 1
+    examples = int(segment_ids.max())
+    repeats = examples // len(style.CYCLE) + 1
     cycle = matplotlib.colors.to_rgba_array(style.CYCLE * repeats)
+    opaque = cycle[:, :3]
     white = np.ones((1, 3))
-    palette = np.concatenate([white, cycle[:, :3]])
+    palette = np.concatenate([white, opaque])
     return palette[segment_ids]
 
 
@@ -61,15 +66,19 @@ def _draw_mask(ax: Axes, row: "Batch", allowed: np.ndarray, colors: np.ndarray) 
     of_token = 1 - strength * (1 - colors)  # [T, 3]
     pixels = np.where(allowed[..., None], of_token[:, None], 1.0)  # [T, T, 3]
     ax.imshow(pixels, interpolation="nearest")
-    ax.set(title="No token sees another example", xlabel="the token that it looks at",
-           ylabel="a token")
+    ax.set(
+        title="No token sees another example",
+        xlabel="the token that it looks at",
+        ylabel="a token",
+    )
 
 
 def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
     """Draw a row's segment ids, loss mask and positions, each as a strip of T colors."""
     trained = row.loss_mask[:, None]
     padded = (row.segment_ids == 0)[:, None]
-    depth = (row.positions / max(row.positions.max(), 1))[:, None]
+    furthest = max(row.positions.max(), 1)
+    depth = (row.positions / furthest)[:, None]
     darker = 1 - 0.75 * depth * (1 - colors)  # the further into its example
     strips = {
         "segment_ids": colors,
@@ -84,7 +93,8 @@ def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
     examples = int(row.segment_ids.max())
     for segment in range(1, examples + 1):
         tokens = np.flatnonzero(row.segment_ids == segment)
-        ax.text(tokens.mean(), 0.5, str(segment), color="white", ha="center", va="center")
+        middle = tokens.mean()
+        ax.text(middle, 0.5, str(segment), color="white", ha="center", va="center")
         _name_positions(ax, row, tokens)
     ax.set(
         title="Only answers are trained, positions restart",
@@ -98,10 +108,14 @@ def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
 
 def _name_positions(ax: Axes, row: "Batch", tokens: np.ndarray) -> None:
     """Write an example's first and last position below the strips, if there's room for them."""
-    if len(tokens) < len(row.tokens) / 12:
+    enough = len(row.tokens) / 12
+    if len(tokens) < enough:
         return
-    first, last = row.positions[tokens[0]], row.positions[tokens[-1]]
-    ax.text(tokens.mean(), 2.9, f"{first}…{last}", ha="center", va="top", fontsize=9)
+    positions = row.positions[tokens]
+    first = positions[0]
+    last = positions[-1]
+    middle = tokens.mean()
+    ax.text(middle, 2.9, f"{first}…{last}", ha="center", va="top", fontsize=9)
 
 
 def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]") -> Figure:
@@ -114,17 +128,24 @@ def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]")
     length = packed["tokens"].shape[1]
     single_rows = []
     for example, mask in zip(ids[:10], masks[:10], strict=True):
-        single_rows.append(packing.pack_arrays([example], [mask], length, seed=0))
+        single_row = packing.pack_arrays([example], [mask], length, seed=0)
+        single_rows.append(single_row)
     alone = {}
     for name in packed:
-        alone[name] = np.concatenate([row[name] for row in single_rows])
+        columns = [row[name] for row in single_rows]
+        alone[name] = np.concatenate(columns)
 
-    ten_alone = (alone["segment_ids"] > 0).mean()
+    is_real_alone = alone["segment_ids"] > 0
+    ten_alone = is_real_alone.mean()
     is_real = packed["segment_ids"] > 0
+    ten_packed = is_real[:10].mean()
+    all_packed = is_real.mean()
+    title_alone = f"One example per row: these ten are {ten_alone:.0%} full"
+    title_packed = f"Packed: these ten are {ten_packed:.0%} full, all {all_packed:.0%}"
+
     fig, (upper, lower) = style.figure(7.74, 4.6, rows=2)
-    style.draw_rows(upper, alone, f"One example per row: these ten are {ten_alone:.0%} full")
-    style.draw_rows(lower, packed, f"Packed: these ten are {is_real[:10].mean():.0%} full, all "
-                                   f"{is_real.mean():.0%}")
+    style.draw_rows(upper, alone, title_alone)
+    style.draw_rows(lower, packed, title_packed)
     lower.set(xlabel="token of the row (white: padding; light: context; dark: trained)")
     return fig
 
@@ -161,7 +182,8 @@ def draw_loss(log: pd.DataFrame, steps: int, clip: float) -> Figure:
 def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) -> None:
     """Draw the losses of steps and of validations, from their lines of the log."""
     steps = training.step
-    smooth = training.loss.rolling(10, min_periods=1, center=True).mean()
+    windows = training.loss.rolling(10, min_periods=1, center=True)
+    smooth = windows.mean()
     ax.plot(steps, training.loss, color=style.BLUE, alpha=0.3, lw=1)
     ax.plot(steps, smooth, color=style.BLUE, lw=2, label="training, mean of 10 steps")
 
@@ -170,8 +192,15 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
     first = validations.iloc[0]
     last = validations.iloc[-1]
     lowest = validations.loc[held_out.idxmin()]
-    ax.plot(lowest.step, lowest.val_loss, "o", ms=11, mfc="none", mec=style.GREEN,
-            label=f"lowest, at step {lowest.step:.0f}")
+    ax.plot(
+        lowest.step,
+        lowest.val_loss,
+        "o",
+        ms=11,
+        mfc="none",
+        mec=style.GREEN,
+        label=f"lowest, at step {lowest.step:.0f}",
+    )
     ax.set(
         ylabel="nats per trained token",
         yscale="log",
@@ -208,17 +237,36 @@ def adapter_table(
     rows = []
     for path, pair in modules.items():
         a, b = pair["a"], pair["b"]
-        name = path.rpartition(".")[2]
+        _, _, name = path.rpartition(".")
         layer = re.match(r"layers\.(\d+)\.", path)
-        kind = kinds[int(layer[1])] if layer else ""
-        rows.append({"module": name, "makes": MAKES.get(name, ""), "layers": kind,
-                     "A": a.shape, "B": b.shape, "numbers": a.size + b.size})
+        kind = ""
+        if layer:
+            number = int(layer[1])
+            kind = kinds[number]
+        rows.append({
+            "module": name,
+            "makes": MAKES.get(name, ""),
+            "layers": kind,
+            "A": a.shape,
+            "B": b.shape,
+            "numbers": a.size + b.size,
+        })
+
+    table = pd.DataFrame(rows)
     groups = []
-    for (name, makes, a, b), alike in pd.DataFrame(rows).groupby(
-            ["module", "makes", "A", "B"], sort=False):
-        layers = " and ".join(sorted(set(alike.layers)))
-        groups.append({"module": name, "makes": makes, "in layers": layers, "A": a, "B": b,
-                       "modules": len(alike), "numbers": f"{alike.numbers.sum():,}"})
+    for key, alike in table.groupby(["module", "makes", "A", "B"], sort=False):
+        name, makes, a_shape, b_shape = key
+        layers = sorted(set(alike.layers))
+        numbers = alike.numbers.sum()
+        groups.append({
+            "module": name,
+            "makes": makes,
+            "in layers": " and ".join(layers),
+            "A": a_shape,
+            "B": b_shape,
+            "modules": len(alike),
+            "numbers": f"{numbers:,}",
+        })
     return pd.DataFrame(groups)
 
 
@@ -228,21 +276,25 @@ def adapter_share(config: architecture.Config, rank: int) -> float:
     for module in architecture.modules(config):
         a, b = module.adapter(rank)
         numbers += math.prod(a) + math.prod(b)
-    return numbers / architecture.parameters(config)["total"]
+    weights = architecture.parameters(config)["total"]
+    return numbers / weights
 
 
 def memory(gib: float) -> str:
     """GiB as text, in MiB or KiB where that reads better."""
+    mib = gib * 2**10
+    kib = gib * 2**20
     if gib >= 1:
         return f"{gib:.3g} GiB"
-    if gib >= 2**-10:
-        return f"{gib * 2**10:.3g} MiB"
-    return f"{gib * 2**20:.3g} KiB"
+    if mib >= 1:
+        return f"{mib:.3g} MiB"
+    return f"{kib:.3g} KiB"
 
 
 def memory_table(held: dict[str, float]) -> pd.DataFrame:
     """What `train.memory_of` found, as a table."""
-    return pd.Series(held, name="per device").map(memory).to_frame()
+    column = pd.Series(held, name="per device")
+    return column.map(memory).to_frame()
 
 
 # ── Of 04 ──
@@ -253,10 +305,17 @@ def kinds_table(kinds: "Iterable[architecture.Module]", rank: int) -> pd.DataFra
     rows = []
     for module in kinds:
         a_shape, b_shape = module.adapter(rank)
-        theirs = [f"{name.rpartition('.')[2]} {shape}" for name, shape in module.names.items()]
-        rows.append({"Tunix": module.kind, "A": a_shape, "B": b_shape,
-                     "in training": module.how.equation,
-                     "Hugging Face [out, in]": ", ".join(theirs)})
+        theirs = []
+        for path, shape in module.names.items():
+            _, _, name = path.rpartition(".")
+            theirs.append(f"{name} {shape}")
+        rows.append({
+            "Tunix": module.kind,
+            "A": a_shape,
+            "B": b_shape,
+            "in training": module.how.equation,
+            "Hugging Face [out, in]": ", ".join(theirs),
+        })
     return pd.DataFrame(rows)
 
 
@@ -266,10 +325,14 @@ def heat_map(norms: pd.DataFrame) -> Any:
     Args:
       norms: from `merge.norms_table`.
     """
-    percent = norms.assign(change=100 * norms.delta / norms.base)
+    change = 100 * norms.delta / norms.base
+    percent = norms.assign(change=change)
+    least = percent.change.min()
+    most = percent.change.max()
+
     changes = percent.pivot(index="layer", columns="kind", values="change")
-    least, most = percent.change.min(), percent.change.max()
-    table = changes.style.format("{:.0f}", na_rep="–").background_gradient("Blues", axis=None)
+    rounded = changes.style.format("{:.0f}", na_rep="–")
+    table = rounded.background_gradient("Blues", axis=None)
     table = table.highlight_null(props="background-color: transparent; color: inherit")
     return table.set_caption(f"change, % of the matrix: from {least:.2g} to {most:.2g}")
 
@@ -279,7 +342,8 @@ SCALES = Path("data/scales")  # `python -m appendix.scales` makes the runs
 
 def read_scales() -> pd.DataFrame:
     """The stored runs of adapters that are applied more or less strongly than they were trained."""
-    return pd.concat([pd.read_csv(path) for path in sorted(SCALES.glob("*.csv"))])
+    files = sorted(SCALES.glob("*.csv"))
+    return pd.concat([pd.read_csv(path) for path in files])
 
 
 def draw_scales(runs: pd.DataFrame) -> Figure:
@@ -296,17 +360,26 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
     trained = means[1.0]
     share = trained / problems
     deviation = math.sqrt(problems * share * (1 - share))  # of a binomial count
-    alike = means[(means - trained).abs() <= deviation]
+    distances = (means - trained).abs()
+    alike = means[distances <= deviation]
+    weakest, strongest = alike.index.min(), alike.index.max()
+    fewest, most = alike.min(), alike.max()
 
     fig, ax = style.figure(7, 2.9)
-    ax.axhspan(trained - deviation, trained + deviation, color=style.GRAY, alpha=0.2, lw=0,
-               label="as trained, ± one standard deviation of coin flips")
+    ax.axhspan(
+        trained - deviation,
+        trained + deviation,
+        color=style.GRAY,
+        alpha=0.2,
+        lw=0,
+        label="as trained, ± one standard deviation of coin flips",
+    )
     for seed, run in runs.groupby("seed"):
         ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")
     ax.axvline(1.0, color=style.GRAY, linestyle=":")
     ax.set(
-        title=f"From {alike.index.min():g} to {alike.index.max():g} times as strong: "
-              f"{alike.min():.0f} to {alike.max():.0f} of {problems} pass",
+        title=f"From {weakest:g} to {strongest:g} times as strong: "
+              f"{fewest:.0f} to {most:.0f} of {problems} pass",
         xlabel="times alpha / rank (dotted: as trained)",
         ylabel=f"of {problems} passed",
         xticks=means.index,

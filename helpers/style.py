@@ -34,7 +34,8 @@ def words(frame: pd.DataFrame) -> Any:
     left = "text-align: left"
     heading = {"selector": "th", "props": left}
     cell = {"selector": "td", "props": left}
-    as_written = frame.style.format(escape="html").format_index(escape="html", axis="columns")
+    as_written = frame.style.format(escape="html")
+    as_written = as_written.format_index(escape="html", axis="columns")
     without_numbers = as_written.hide(axis="index")
     return without_numbers.set_table_styles([heading, cell])
 
@@ -43,14 +44,16 @@ def folded(title: str, frame: pd.DataFrame) -> None:
     """Show a table of words that opens when its title is clicked."""
     from IPython.display import HTML, display
     table = words(frame).to_html()
-    display(HTML(f"<details><summary>{html.escape(title)}</summary>{table}</details>"))
+    summary = html.escape(title)
+    display(HTML(f"<details><summary>{summary}</summary>{table}</details>"))
 
 
 def folded_text(title: str, text: str) -> None:
     """Show a text, line by line as it is, that opens when its title is clicked."""
     from IPython.display import HTML, display
-    inside = f"<pre>{html.escape(text)}</pre>"
-    display(HTML(f"<details><summary>{html.escape(title)}</summary>{inside}</details>"))
+    summary = html.escape(title)
+    inside = html.escape(text)
+    display(HTML(f"<details><summary>{summary}</summary><pre>{inside}</pre></details>"))
 
 
 def show_settings(settings: Any, first: Sequence[str], kind: str = "setting") -> None:
@@ -68,9 +71,10 @@ def show_settings(settings: Any, first: Sequence[str], kind: str = "setting") ->
         rows[name] = {kind: name, "value": repr(value), "what it is": what}
 
     shown = [rows.pop(name) for name in first]
-    table = words(pd.DataFrame(shown)).to_html()
-    display(HTML(table))
-    folded(f"the other {len(rows)} {kind}s", pd.DataFrame(rows.values()))
+    first_table = words(pd.DataFrame(shown))
+    display(HTML(first_table.to_html()))
+    others = pd.DataFrame(rows.values())
+    folded(f"the other {len(rows)} {kind}s", others)
 
 
 LOOK: dict[Any, Any] = {
@@ -224,10 +228,12 @@ def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
       title: above the bars.
     """
     count, length = packed["tokens"].shape
-    for row in range(min(10, count)):
+    drawn = min(10, count)
+    for row in range(drawn):
         segments = packed["segment_ids"][row]
         trained = packed["loss_mask"][row]
-        for segment in range(1, segments.max() + 1):
+        examples = segments.max()
+        for segment in range(1, examples + 1):
             color = CYCLE[segment % len(CYCLE)]
             is_here = segments == segment
             _bars(ax, row, is_here, color, alpha=0.35)
@@ -239,9 +245,13 @@ def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
 def _bars(ax: Axes, row: int, on: np.ndarray, color: str, alpha: float) -> None:
     """Draw a bar in a row wherever `on`, bool [T], is True without a break."""
     import numpy as np
-    changes = np.diff(np.pad(on.astype(int), 1))
-    edges = np.flatnonzero(changes).reshape(-1, 2)  # [bars, 2]: the first token, the one after it
-    bars = [(first, end - first) for first, end in edges]
+    with_ends = np.pad(on.astype(int), 1)  # a 0 before and a 0 behind
+    changes = np.flatnonzero(np.diff(with_ends))
+    edges = changes.reshape(-1, 2)  # [bars, 2]: the first token, the one after it
+    bars = []
+    for first, end in edges:
+        width = end - first
+        bars.append((first, width))
     ax.broken_barh(bars, (row - 0.4, 0.8), color=color, alpha=alpha, lw=0)
 
 
@@ -255,13 +265,19 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     """
     from matplotlib.patches import Rectangle
     longest = max(len(verdicts) for verdicts in passed.values())
-    fig, ax = figure(7, 0.4 + 0.25 * len(passed))
+    height = 0.4 + 0.25 * len(passed)
+    fig, ax = figure(7, height)
     for row, (model, verdicts) in enumerate(passed.items()):
-        color = GRAY if model == "base" else BLUE
+        color = BLUE
+        if model == "base":
+            color = GRAY
         ax.text(-0.6, row + 0.4, model, ha="right", va="center")
         for place, passes in enumerate(verdicts):
-            fill = color if passes else "white"
-            ax.add_patch(Rectangle((place, row), 0.8, 0.8, facecolor=fill, edgecolor=color))
+            fill = "white"
+            if passes:
+                fill = color
+            square = Rectangle((place, row), 0.8, 0.8, facecolor=fill, edgecolor=color)
+            ax.add_patch(square)
     ax.set(xlim=(-0.2, longest), ylim=(len(passed), -0.2), title=title)
     ax.set_aspect("equal")
     ax.axis("off")
@@ -287,19 +303,27 @@ def loss_with_verdicts(
     ax.plot(range(1, steps + 1), losses, color=BLUE)
     ax.axhline(blind, color=GRAY, ls="--")
     ax.text(steps, blind, "a blind guess", color=GRAY, ha="right", va="top")
-    stops = {step: verdict for step, verdict in verdicts.items() if step}
+    stops = dict(verdicts)
+    stops.pop(0, None)
     passes = 0
     for step, verdict in stops.items():
         color, word = RED, "fails"
         if verdict.passed:
             color, word = GREEN, "passes"
             passes += 1
-        place = (step, losses[step - 1])
-        ax.plot(*place, "o", color=color, ms=8)
-        ax.annotate(word, place, (0, 8), textcoords="offset points", color=color, ha="center")
-    ax.set(xlabel="optimizer step", ylabel="nats per trained token", yscale="log",
-           yticks=(0.03, 0.1, 0.3, 1, 3))
-    ax.set_title(f"The loss falls from {losses[0]:.1f} to {np.mean(losses[-5:]):.2f}, "
+        loss = losses[step - 1]
+        ax.plot(step, loss, "o", color=color, ms=8)
+        ax.annotate(
+            word, (step, loss), (0, 8), textcoords="offset points", color=color, ha="center")
+    ax.set(
+        xlabel="optimizer step",
+        ylabel="nats per trained token",
+        yscale="log",
+        yticks=(0.03, 0.1, 0.3, 1, 3),
+    )
+    first_loss = losses[0]
+    last_loss = np.mean(losses[-5:])
+    ax.set_title(f"The loss falls from {first_loss:.1f} to {last_loss:.2f}, "
                  f"and the counter passes at {passes} of {len(stops)} stops")
     ax.yaxis.set_major_formatter("{x:g}")
     finish(fig, name, source)
@@ -342,11 +366,14 @@ def side_by_side(texts: dict[str, str], asked: str = "", wrong: Iterable[str] = 
         shown = html.escape(text[:700]) or "(nothing)"
         for word in wrong:
             underlined = WRONG.format(color=RED, word=word)
-            shown = re.sub(rf"\b{re.escape(word)}\b", underlined, shown)
-        columns.append(COLUMN.format(width=width, name=name, text=shown))
+            as_written = re.escape(word)
+            shown = re.sub(rf"\b{as_written}\b", underlined, shown)
+        column = COLUMN.format(width=width, name=name, text=shown)
+        columns.append(column)
     row = "".join(columns)
+    narrowest = 13 * len(texts)
     page = ("<div style='overflow-x:auto'>"
-            f"<table style='width:100%;min-width:{13 * len(texts)}em;table-layout:fixed'>"
+            f"<table style='width:100%;min-width:{narrowest}em;table-layout:fixed'>"
             f"<tr>{row}</tr></table></div>")
     if asked:
         question = html.escape(asked)
@@ -364,6 +391,10 @@ def show_stops(texts: dict[int, str], verdicts: dict[int, Any], wrong: Iterable[
     """
     shown: dict[str, str] = {}
     for steps, text in texts.items():
-        if text not in shown.values():
-            shown[f"{steps} steps: {'passes' if verdicts[steps].passed else 'fails'}"] = text
+        if text in shown.values():
+            continue
+        word = "fails"
+        if verdicts[steps].passed:
+            word = "passes"
+        shown[f"{steps} steps: {word}"] = text
     side_by_side(shown, wrong=wrong)
