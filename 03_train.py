@@ -65,24 +65,6 @@ helpers.machine(devices=4)
 # B starts at zero, so training begins at exactly the base model. Here's one matrix of the 31B, drawn to scale.
 #
 # ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
-#
-# ### Which chip holds which part?
-# The 31B's weights take 58 GiB, and a v5e chip has 15.75 GiB, so several chips share each W. They're arranged in a grid,
-# the *mesh*, which has two axes. (JAX calls a chip a *device*. A CPU plays four of them.)
-#
-# - Along `fsdp` (fully sharded data parallelism) each chip computes different rows of the batch. It only *stores* a
-#   piece of W, and an *all-gather* brings it the others when W is used.
-# - Along `tp` (tensor parallelism) each chip computes with its own piece of W alone: some of the attention heads
-#   (attention runs several times side by side, and each run is a *head*), and some columns of the MLP. A
-#   *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
-#
-# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
-#
-# You choose the mesh, and the compiler writes this communication. ([14](14_jax.ipynb), section 4, tries it on a small
-# matrix.) **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
-#
-# Seven libraries share the work: JAX computes, Flax NNX holds the model, Tunix knows Gemma 4, Qwix adds LoRA, Optax is
-# the optimizer, Grain feeds the data, and Orbax writes checkpoints.
 
 # %%
 from dataclasses import replace
@@ -98,17 +80,20 @@ from tables import architecture
 from tables.stored import settings_here
 
 # %% [markdown]
-# ### Settings
-# **What do you have to choose?** Not the model: 02 tokenized the data for one model. Everything else has a default. The
-# 31B's defaults mostly come from a published recipe ([10](10_published.ipynb) asks how much of it holds).
-#
-# For several *slices* (groups of TPU chips) [08](08_dryrun.ipynb) has compiled many variants of this page's step, and
-# `settings_here` takes the one that fits yours and is fastest by prediction. Where only int8 fits, such as on Kaggle's
-# free v5e-8, the frozen weights are rounded to one byte each ([11](11_qlora.ipynb), which also tries four bits).
+# You don't choose the model here, because 02 tokenized the data for one model. So we begin with what 02 left:
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
 length = meta.sequence_length
+
+# %% [markdown]
+# ### Settings
+# **What do you have to choose?** Nothing, since everything has a default. The 31B's defaults mostly come from a published
+# recipe ([10](10_published.ipynb) asks how much of it holds). For several *slices* (groups of TPU chips)
+# [08](08_dryrun.ipynb) has compiled many variants of this page's step, and `settings_here` takes the one that fits yours
+# and is fastest by prediction.
+
+# %%
 FULL = train.Settings(**settings_here("31b", length))
 E2B = train.Settings(rows_per_step=4, rows_per_device=1, remat="DECODER", checkpoint_every=300,
                      checkpoints_kept=2)  # of 1.14 GB each
@@ -118,20 +103,27 @@ TINY = train.Settings(rank=16, alpha=32.0, learning_rate=3e-3, warmup_steps=10, 
                       validation_rows=8, checkpoint_every=60, answer_tokens=160, log_every=60)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 cfg = replace(cfg, **train.from_environment())  # MAX_STEPS, CHECKPOINTS: where a script sets them
-style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_step", "mesh",
-                          "base_dtype"])
+train.keep_compilations(cfg.checkpoints)  # a restart then compiles nothing
+style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_step"])
 
 # %% [markdown]
 # ### Where do the adapters go?
 # You can see that before you read 62 GB of weights, because JAX can build a model of shapes only, without any numbers.
+# (Tunix knows Gemma 4's layers, and Qwix adds LoRA to them. In both, Flax NNX holds the model.)
+#
+# But JAX wants to know right away where the arrays will be. It calls a chip a *device*, and it arranges devices in a
+# grid, the *mesh*. Section 4 says what that's good for. Without a TPU, your CPU plays four devices.
 
 # %%
-train.keep_compilations(cfg.checkpoints)  # a restart then compiles nothing
 config = gemma.config_from_hf(base, dtype=cfg.dtype)
 config.remat_config = gemma.RematConfig[cfg.remat]
 mesh = gemma.make_mesh(config, cfg.mesh)
-fsdp, tp = mesh.devices.shape
 shapes = programs.abstract(config, cfg, mesh)
+
+# %% [markdown]
+# Now count. Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. In
+# *full* layers tokens look back at all of them, and the heads have other shapes. (Attention runs several times side by
+# side, and each run is a *head*. Tunix names modules after the einsum that they compute, as in `torch.einsum`.)
 
 # %%
 modules = gemma.adapted_modules(shapes)
@@ -143,14 +135,6 @@ print(f"{trainable:,} numbers to train, {trainable / frozen_numbers:.1%} of this
 pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
-# Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. In *full*
-# layers tokens look back at all of them, and the heads have other shapes. (Tunix names modules after the einsum that they
-# compute, as in `torch.einsum`.)
-#
-# A and B are float32, whatever the base is. The optimizer, Adam, keeps two running averages for every trained number,
-# its *moments*, and each step multiplies the second one by 0.999. In bfloat16 that factor rounds to 1, so the moment
-# would never shrink.
-#
 # **Suppose the adapters miss one matrix, the key projection of the full layers. What does such a run look like?**
 #
 # <details><summary>Answer</summary>
@@ -160,32 +144,19 @@ pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="inde
 #
 # </details>
 #
-# ### What does one device hold?
-# **Which mesh needs the most memory for the base, and which for the adapters?** Guess first. Here's the tiny model with
-# rank 16, on every mesh that your devices allow:
-
-# %%
-tiny = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
-held_by = programs.by_mesh(tiny, train.Settings(rank=16))
-pd.DataFrame(held_by).map(pictures.memory).T
-
-# %% [markdown]
-# The base is cut along both axes, so a device holds the same share of it on any mesh. But of an adapter's two matrices,
-# one is cut along `fsdp` only and the other along `tp` only. So with `tp=1` every device holds the second one whole. (On
-# four chips, the 31B's base takes 14.3 GiB of each with any mesh. Rank-64 adapters take 805 MiB with (1, 4), 901 MiB
-# with (2, 2) and 1.41 GiB with (4, 1).)
-#
 # **Only A and B are trained. The larger the matrices, the smaller their share.**
 #
 # ## 2. One batch
 # **What goes into one step?** Rows of notebook 02, with their `loss_mask`, `segment_ids` (which example a token belongs
 # to) and `positions`. Not all rows of a step may fit into memory together, so we cut them into *micro-batches* and
-# add up the gradients.
+# add up the gradients. A mesh has two axes, and the first one, `fsdp`, counts the groups of chips that compute different
+# rows. So a micro-batch has `fsdp` times `rows_per_device` rows. (Grain shuffles the rows and feeds them.)
 
 # %%
+fsdp, tp = mesh.devices.shape
 train_rows, val_rows = (train.PackedRows(data / part) for part in ("train", "val"))
 micro_batches, micro_rows = train.micro_batches_of(cfg, fsdp)
-dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)  # shuffled by Grain
+dataset = train.make_dataset(train_rows, micro_batches, micro_rows, cfg.seed)
 batch = next(iter(dataset))
 print(f"micro-batches, rows, tokens: {batch.tokens.shape}; {batch.segment_ids.max(-1).sum()} "
       f"examples, {(batch.segment_ids == 0).mean():.0%} padding, "
@@ -196,13 +167,18 @@ print(f"micro-batches, rows, tokens: {batch.tokens.shape}; {batch.segment_ids.ma
 
 # %%
 helpers.show_source(train.packed_mask)
+
+# %% [markdown]
+# Here's what it says of the batch's first row. In the upper picture each line is a token, and the colored columns are the
+# tokens that it may look at in a full layer. (In a sliding layer the triangle is a band along its long side.)
+
+# %%
 first = jax.tree.map(lambda array: array[0, 0], batch)
 pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])[0]))
 
 # %% [markdown]
-# In the upper picture each line is a token, and the colored columns are the tokens that it may look at in a full layer.
-# (In a sliding layer the triangle is a band along its long side.) If the whole row were one triangle, the last example
-# would see the others as part of its own prompt. But a served prompt has nothing before it.
+# If the whole row were one triangle, the last example would see the others as part of its own prompt. But a served prompt
+# has nothing before it.
 #
 # **A packed row is several examples that can't see each other.**
 #
@@ -233,7 +209,10 @@ print(f"at most {capacity} (a multiple of 128) of a row's {length} tokens are tr
 style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
 
 # %% [markdown]
-# The step itself is one function:
+# **What does a gradient do to the adapters?** The optimizer says it. We take Optax's AdamW, which is Adam that also pulls
+# the adapters toward zero a little. It keeps two running averages for every trained number, its *moments*, and each step
+# multiplies the second one by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink. That's why A
+# and B are float32, whatever the base is.
 
 # %%
 rows_per_step = micro_batches * micro_rows
@@ -241,14 +220,18 @@ steps = train.steps_of(cfg, len(train_rows), rows_per_step)
 schedule = train.make_schedule(cfg, steps)
 optimizer = train.make_optimizer(schedule, cfg.weight_decay, cfg.max_grad_norm)
 print(train.steps_in_words(cfg, steps))
+
+# %% [markdown]
+# The step itself is one function:
+
+# %%
 helpers.show_source(train.make_train_step)
 
 # %% [markdown]
 # `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the
-# memory hardly depends on their number. At the end AdamW (Adam that also pulls the adapters toward zero a little)
-# changes the adapters. The step reads the frozen weights and doesn't return them. ([14](14_jax.ipynb), section 6, says
-# what that saves, and why we don't use Tunix's trainer.) Attention is ours, too: it takes `attention_block` queries at a
-# time, and skips keys that none of them may see.
+# memory hardly depends on their number. At the end AdamW changes the adapters. The step reads the frozen weights and
+# doesn't return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use Tunix's trainer.)
+# Attention is ours, too: it takes `attention_block` queries at a time, and skips keys that none of them may see.
 #
 # Compiling takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing* comes
 # first: JAX runs the Python function once, on shapes, and writes down every operation.)
@@ -262,9 +245,40 @@ ahead = train.compile_ahead(lowered)
 # %% [markdown]
 # **A step is one compiled program. It needs shapes to be compiled, and weights only to run.**
 #
-# ## 4. Load, ask, train
+# ## 4. Which chip holds which part?
+# While the compiler works: **what does it have to know about your chips?** The 31B's weights take 58 GiB, and a v5e chip
+# has 15.75 GiB, so several chips share each W. How they do that depends on the mesh and its two axes:
+#
+# - Along `fsdp` (fully sharded data parallelism) each chip computes different rows of the batch. It only *stores* a
+#   piece of W, and an *all-gather* brings it the others when W is used.
+# - Along `tp` (tensor parallelism) each chip computes with its own piece of W alone: some of the attention heads, and
+#   some columns of the MLP. A *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
+#
+# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
+#
+# You choose the mesh (the setting `mesh`; by default it has as much `tp` as the heads allow), and the compiler writes
+# this communication. ([14](14_jax.ipynb), section 4, tries it on a small matrix.)
+#
+# **Which mesh needs the most memory for the base, and which for the adapters?** Guess first. Here's the tiny model with
+# rank 16, on every mesh that your devices allow:
+
+# %%
+tiny = gemma.config_from_hf("assets/tiny_gemma4", dtype="float32")
+held_by = programs.by_mesh(tiny, train.Settings(rank=16))
+pd.DataFrame(held_by).map(pictures.memory).T
+
+# %% [markdown]
+# The base is cut along both axes, so a device holds the same share of it on any mesh. But of an adapter's two matrices,
+# one is cut along `fsdp` only and the other along `tp` only. So with `tp=1` every device holds the second one whole. (On
+# four chips, the 31B's base takes 14.3 GiB of each with any mesh. Rank-64 adapters take 805 MiB with (1, 4), 901 MiB
+# with (2, 2) and 1.41 GiB with (4, 1).)
+#
+# **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
+#
+# ## 5. Load and ask
 # **What does the model say before it's trained?** To ask it, we need its weights. Tunix's loader puts each weight of the
-# Hugging Face files onto its devices.
+# Hugging Face files onto its devices. Where only int8 fits, such as on Kaggle's free v5e-8, `base_dtype` says so, and the
+# frozen weights are rounded to one byte each ([11](11_qlora.ipynb), which also tries four bits).
 
 # %%
 model, load_seconds = quantized.load_onto(meta.base_model, base, config, mesh, cfg.base_dtype)
@@ -283,20 +297,31 @@ counter = chats[0][-1]["content"]
 print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 
 # %% [markdown]
-# Now the model gets its real adapters, and `start` takes it apart into what changes and what's frozen.
+# **Ask before you train: without the base's answers you couldn't see what training changed.**
 #
-# **What if the run is interrupted?** A *checkpoint* on the disk holds what changes: the adapters, Adam's moments,
-# and the position in the data. It also holds the *recipe*, which is everything that decides what's being trained.
+# ## 6. Train
+# **What changes from now on, and what doesn't?** So far the adapters were only shapes. Now the model gets real ones, and
+# `start` takes it apart into what changes (adapters and moments) and what's frozen.
 
 # %%
 with helpers.phase("adding the adapters", every=60):
     model = programs.adapted(model, cfg, mesh)
     state, frozen = train.start(model, optimizer, mesh)
+
+# %% [markdown]
+# **What if the run is interrupted?** Then you restart the kernel and choose *Run All*, and it goes on from the newest
+# *checkpoint*. Orbax writes one to the disk every `checkpoint_every` steps. It holds what changes: the adapters, Adam's
+# moments, and the position in the data. It also holds the *recipe*, which is everything that decides what's being
+# trained.
+
+# %%
 recipe = train.recipe_of_run(cfg, meta, base, steps, rows_per_step)
 manager, state = train.begin_or_resume(cfg, state, recipe, steps)
 
 # %% [markdown]
-# The compiled step says how much memory it needs. If it won't fit, you'll find out here.
+# The compiled step says how much memory it needs. If it won't fit, you'll find out here. (*Temporaries* are the
+# gradients, the logits, gathered weights, and the activations that the forward pass keeps for the backward pass. *Fresh
+# outputs* are results that don't take the place of an old array.)
 
 # %%
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
@@ -305,13 +330,10 @@ held = train.memory_of(compiled, state, frozen)
 pictures.memory_table(held)
 
 # %% [markdown]
-# *Temporaries* are the gradients, the logits, gathered weights, and the activations that the forward pass keeps for the
-# backward pass. *Fresh outputs* are results that don't take the place of an old array. If a step doesn't fit, `remat`
-# (rematerialization) helps: it keeps fewer activations, and computes the others again.
+# If a step doesn't fit, `remat` (rematerialization) helps: it keeps fewer activations, and computes the others again.
 #
-# Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
-# gradient, taken as one vector. One longer than `max_grad_norm` is *clipped* to that length. `real tok/s` leaves out the
-# padding. `validate` computes the loss of rows that are never trained. If the run is interrupted, restart the kernel and choose *Run All*.
+# What belongs to the run besides its step? Every `validate_every` steps, `validate` computes the loss of rows that are
+# never trained. The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
@@ -322,6 +344,13 @@ run = train.Run(
     validate=lambda adapters: float(evaluate(adapters, frozen, held_out)),
     validate_every=cfg.validate_every, log=train.StepLog(log_file, steps, cfg.log_every),
     manager=manager, recipe=recipe)
+
+# %% [markdown]
+# Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
+# gradient, taken as one vector. One longer than `max_grad_norm` is *clipped* to that length. `real tok/s` leaves out the
+# padding.
+
+# %%
 with mesh, train.within_memory():
     state = train.train(run, state)
 nnx.update(model, state.adapters)
@@ -361,7 +390,7 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # **The held-out loss tells you when to stop.**
 #
-# ## 5. Ask again
+# ## 7. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
 
 # %% tags=["raises-exception"]
@@ -378,7 +407,7 @@ print(f"{same} of {len(samples)} held-out answers match the dataset's to the let
 #
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
-# ## 6. Would it come back?
+# ## 8. Would it come back?
 # **What if the machine had died just before the end?** A new process would have only the disk. We do what that process
 # would do: restore the next-to-last checkpoint, and train on from there, at most ten steps. **Do you expect the same
 # losses, or nearly the same?**
@@ -454,7 +483,7 @@ again = earlier = None  # frees their arrays
 #
 # </details>
 #
-# 3. Break it on purpose: go back to section 6's checkpoint as somebody who has changed the learning rate meanwhile. What
+# 3. Break it on purpose: go back to section 8's checkpoint as somebody who has changed the learning rate meanwhile. What
 #    do you expect?
 #
 # ```python

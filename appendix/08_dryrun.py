@@ -57,10 +57,10 @@ helpers.machine()
 # %% [markdown]
 # ## 1. The trick, and what it says about time
 # **How can a compiler answer for a chip that you don't have?** [01](01_setup.ipynb), section 3, showed the trick.
-# `libtpu`, the library that drives a TPU, contains the compiler, and all that the compiler wants is a *topology*, a
-# description of devices that nobody has to own. You lay a mesh over them, *lower* a function (JAX writes its
-# operations down in the compiler's language), compile it, and ask. Here's 01's product of two matrices again, on the
-# four chips of a v5p-8. (`compiler.start_here` comes before JAX, because JAX looks for the library when it starts.)
+# `libtpu`, the library that drives a TPU, contains the compiler. All it wants is a *topology*, a description of devices
+# that nobody has to own. You lay a mesh over them, *lower* a function (JAX writes its operations down in the compiler's
+# language), compile it, and ask. Here's 01's product of two matrices, on the four chips of a v5p-8.
+# (`compiler.start_here` comes before JAX, because JAX looks for the library when it starts.)
 
 # %%
 from tpu_time import compiler, predict
@@ -79,8 +79,8 @@ if libtpu:
 
 # %% [markdown]
 # These are bytes on one chip. Put your own function in place of the product, and you know whether it fits. If it
-# doesn't, the compiler raises `RESOURCE_EXHAUSTED`. (The compiler's name is XLA; its flags go into
-# `compile(compiler_options={…})`.) What's new on this page is that the compiled text also tells how long it takes:
+# doesn't, the compiler (its name is XLA) raises `RESOURCE_EXHAUSTED`. What's new on this page is that the compiled text
+# also tells how long it takes:
 
 # %%
 if libtpu:
@@ -90,8 +90,8 @@ if libtpu:
 # %% [markdown]
 # <details><summary><b>What does the product wait for?</b></summary>
 #
-# Each chip has a quarter of the rows of both matrices, but it needs all the rows of the second one. That's
-# 134 MB, and three quarters of them have to come from the other chips.
+# Each chip has a quarter of both matrices' rows, but it needs the whole second one: 134 MB, three quarters of which have
+# to come from the other chips.
 #
 # </details>
 #
@@ -99,18 +99,21 @@ if libtpu:
 #
 # ## 2. The answers first
 # **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Here are the answers;
-# the rest of the page shows where they come from. The memory is *compiled*. The time of the steps is *predicted*, and
-# section 9 says how wide its range has to be. Everything else is assumed, or others measured it somewhere else. Add up
-# all the short ends and you get the fewest hours; add up all the long ends and you get the most.
+# the rest of the page shows where they come from. Section 9 says how wide the range of the predicted steps has to be.
+# What isn't predicted is assumed, or others measured it somewhere else. The hours add up all the short ends, or all the
+# long ones.
 
 # %%
-import pandas as pd
-
-from tpu_time import bands, fit
+from tpu_time import fit
 
 answer = fit.will_it_fit("v5p", 4)
-cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
 print(answer)
+
+# %% [markdown]
+# And here's a whole run, over as many samples and tokens as the published one had:
+
+# %%
+cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
 for part, (least, most) in cost["ranges"].items():
     print(f"{least:4.1f} to {most:4.1f} minutes: {part} ({fit.WHERE_FROM[part]})")
 print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000 published samples")
@@ -125,8 +128,8 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 #
 # - `published` does what the published script does, without its dropout. Only 30% of its tokens are real (922 a row, by
 #   the authors' count), and the rest is padding.
-# - `ours` is notebook 03 on mesh (1, 4), which means tensor parallelism over all four chips. Its rows are packed,
-#   and we count 95% of their tokens as real.
+# - `ours` is notebook 03 on mesh (1, 4), so tensor parallelism over all four chips. Its rows are packed, and we count 95%
+#   of their tokens as real.
 # - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8 (sections 6 and 7).
 #
 # They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row are
@@ -136,38 +139,46 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 import dataclasses
 
 import numpy as np
+import pandas as pd
 from IPython.display import display
 
 from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
 from tables import hardware
-from tpu_time import write_trace
+from tpu_time import bands, write_trace
 
 recipes = (steps.PUBLISHED, steps.OURS, steps.ROWS_INT8)
 fields = pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe) for recipe in recipes})
 fields[fields.astype(str).nunique(axis=1) > 1].drop("recipe")
 
 # %% [markdown]
-# We didn't write our step a second time for this page. Model, loss, optimizer, step and shapes are 03's own. And we
-# never allocate an array, because shapes, types and shardings are enough to lower a step.
+# We didn't write our step a second time: model, loss, optimizer, step and shapes are 03's own. And we never allocate an
+# array, because shapes, types and shardings are enough to lower a step.
 
 # %%
 helpers.show_source(steps.lower_ours)
 
 # %% [markdown]
 # All 60 layers take ten CPU minutes, which is too long for a page. So all tables show stored rows, and live we compile
-# only two layers (one sliding, one full-attention) at the 31B's width, with one row of 2,048 tokens. Do they still come
-# out as stored?
+# only two layers (one sliding, one full-attention) at the 31B's width, with one row of 2,048 tokens:
 
 # %%
 steps.remake(libtpu)  # nothing, unless DRYRUN=full or DRYRUN=again says what to make anew
 found = steps.predicted(steps.LIVE)  # as it is stored
-TIMED = {"seconds_predicted": "s, predicted"}
 if libtpu:
     with helpers.phase("compiling two layers of the 31B for a v5p-8", every=60.0):
         program, refusal, seconds = steps.compile_recipe(steps.LIVE)
     found = predict(program.as_text(), steps.slice_of(steps.LIVE), parts.part_of)
+
+# %% [markdown]
+# Do they still come out as stored? The table shows the memory of one chip. *Arguments* are what the step is given. *Fresh
+# outputs* are those that don't take the place of an argument that the step may overwrite (JAX calls such an argument
+# *donated*). *Temporaries* come and go while the step runs.
+
+# %%
+TIMED = {"seconds_predicted": "s, predicted"}
+if libtpu:
     live = steps.beside_stored(program, refusal, seconds, found)
     display(steps.show(live, {"made": "made"} | steps.COUNTED | TIMED))
     print("the same as stored" if steps.all_equal(live) else "not as stored: try DRYRUN=full")
@@ -175,52 +186,47 @@ else:
     display(steps.show(steps.stored(steps.table_name(steps.LIVE)), steps.COUNTED | TIMED))
 
 # %% [markdown]
-# The table shows the memory of one chip. *Arguments* are what the step is given. *Fresh outputs* are only those
-# outputs that don't take the place of an argument that the step may overwrite (JAX calls such an argument *donated*).
-# *Temporaries* come and go while the step runs.
-#
 # Besides its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two write
-# answers, before training and after it. Here's how many of them we've compiled, and how much memory the largest one
-# needs, with whatever else lies on the chip while it runs. (*ms a token*: the predicted time in which each of four
-# answers grows by one token.)
+# answers, before training and after it. How much memory does the largest one need, with whatever else lies on the chip
+# while it runs? (*ms a token*: the predicted time in which each of four answers grows by one token.)
 
 # %%
 display(steps.show_programs())
 print(f"{len(steps.stored_rows(steps.OTHERS))} compiled, {len(steps.missing_programs())} not yet")
 
 # %% [markdown]
-# **Is a step with one micro-batch a fair stand-in for a step with four?** We thought so, until the compiler refused the
-# E2B's real step on a v5e, although the step with one had fit. The loop over four micro-batches wanted a table laid out
-# another way, so XLA kept a second copy of it, 5 GiB. (`gemma.place` now stores it as the loop wants it.) So a row
-# counts as *compiled* for 03 only if it has as many micro-batches as 03's step. Every other one is *estimated*.
+# **Is a step with one micro-batch a fair stand-in for a step with four?** No, the loop over them can cost gigabytes
+# ([how we found out](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#why-do-micro-batches-count)).
+# So a row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. Every other one is *estimated*.
 #
 # **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
 # ## 4. From a text to seconds
-# **How does a compiled text turn into a time?** The text is the *schedule* of one chip: its instructions, in
-# order. Nearly all of them carry a count of cycles from the back end, the part of the compiler that knows the
-# chip. *Collectives*, the instructions with which chips exchange data, carry their sizes. `tpu_time/clock.py`
-# walks through this text with a clock in its hand. An instruction moves the clock on by its cycles. A collective
-# moves it on only as long as the chip has to stand still for it.
+# **How does a compiled text turn into a time?** The text is the *schedule* of one chip: its instructions, in order. Nearly
+# all of them carry a count of cycles from the part of the compiler that knows the chip. *Collectives*, with which chips
+# exchange data, carry their sizes. `tpu_time/clock.py` walks through this text with a clock in its hand. An instruction
+# moves the clock on by its cycles, a collective only as long as the chip has to stand still for it.
 # ([All the rules](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-does-a-text-become-seconds),
 # with the speeds that they assume.)
 #
-# So a prediction knows when each instruction starts. The next cell writes that down as the trace that a profiler
-# would have recorded (drop the file on [ui.perfetto.dev](https://ui.perfetto.dev) to look around in it), and draws
-# it:
+# So a prediction knows when each instruction starts, and we can draw it:
 
 # %%
-trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
-trace.parent.mkdir(parents=True, exist_ok=True)
-write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
-sixty = steps.predicted(steps.OURS)
-print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} of the time")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip. It gathers activations before a block (attention or MLP), or
 # adds up the chips' results after it and leaves a piece of the sum on each.
 #
+# Would you like to look around in it? The next cell writes the trace that a profiler would have recorded. Drop the file
+# on [ui.perfetto.dev](https://ui.perfetto.dev).
+
+# %%
+trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
+trace.parent.mkdir(parents=True, exist_ok=True)
+write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
+
+# %% [markdown]
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
@@ -228,40 +234,38 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 # split the time by part of the model. First the published step beside ours:
 
 # %%
+sixty = steps.predicted(steps.OURS)
+print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} of the time")
 figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty})
 
 # %% [markdown]
 # The published step computes its layers a second time in the backward pass. And its operands are float32, which buys
-# nothing: the matrix unit multiplies in bfloat16 all the same, but the chip reads twice the bytes and has to round them.
+# nothing: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
 #
-# What about our step? Look at the column *at its limit*. It's the share of its time that a part would still need if its
-# products ran at the chip's peak, or its bytes at the full speed of the HBM (the chip's memory). Near 100% there's little
-# to gain. (Parts that take less than 2% of the time are left out.)
+# What about our step? The column *at its limit* is the share of its time that a part would still need if its products ran
+# at the chip's peak, or its bytes at the full speed of the HBM (the chip's memory). Near 100% there's little to gain.
+# (Parts that take less than 2% of the time are left out.)
 
 # %%
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
-# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA. Two changes that cost nothing but
-# compile time already helped:
-#
-# - **One sum where there were two.** In the MLP, gate and up read the same input. Its gradient is a sum of two
-#   products, each summed over the chips. XLA merges such sums if they stand next to each other, but LoRA's gradient
-#   stood between them. So now LoRA reads a copy of the input, which XLA optimizes away, and the second sum with it.
-# - **Larger tiles.** By default the compiler lets one product use 16 MiB of on-chip memory. On a v5p, 03 asks for 32.
+# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA, although two changes already
+# helped: the MLP's backward pass has one sum over the chips where there were two, and on a v5p a product may use 32 MiB
+# of on-chip memory, not 16
+# ([how](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster)).
 #
 # **The published step loses time because it computes twice and reads float32. Our step mostly loses it waiting.**
 #
 # ## 6. Gather weights instead of adding sums
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
 # without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
-# what was just computed, so they can travel ahead, while the chip multiplies. We give this mesh four rows of 2,048
-# tokens at once, which are as many tokens as before.
+# what was just computed, so they can travel ahead, while the chip multiplies. It's given four rows of 2,048 tokens at
+# once, so as many tokens as before.
 #
 # The mesh suits int8 products ([11](11_qlora.ipynb)), too: they scale a token by its largest number, and a chip with
-# whole rows finds that number without asking the others. On the larger slices we compare with the most tensor
-# parallelism that the heads allow. (BLOCK and DECODER say what the backward pass computes again: the insides of
-# attention and MLP, or whole layers.)
+# whole rows finds that number without asking the others. (BLOCK and DECODER say what the backward pass computes again:
+# the insides of attention and MLP, or whole layers. The larger slices are compared with the most `tp` that they allow.)
 
 # %%
 table = steps.stored("v5p-8_31b")
@@ -273,22 +277,22 @@ SHOWN = {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
-# On a v5p the gathering mesh wins. How sure is that? Less sure than the rest, because nobody has timed gathers that
-# travel beside products on 2 x 2 chips (exercise 2 shows how much hangs on it). **On a v6e-8, mesh (8, 1) loses**, as far
-# as we know, because gathers over its 2 x 4 chips go one way round a single ring. Others measured that on a v5e-8, and a
-# v6e's program names the same ring.
+# On a v5p the gathering mesh wins. That's less sure than the rest, because nobody has timed gathers that travel beside
+# products on 2 x 2 chips (exercise 2 shows how much hangs on it). **On a v6e-8, mesh (8, 1) loses**, as far as we know,
+# because gathers over its 2 x 4 chips go one way round a single ring. Others measured that on a v5e-8, and a v6e's
+# program names the same ring.
 #
-# **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes
-# mesh (4, 1), or (16, 1) on a v5p-32, by itself. Among the compiled rows that fit and are long enough for your examples,
-# it picks the one with the most predicted tokens a second. (On a v6e-8 that's mesh (2, 4), and the compiler hasn't
-# confirmed that four of your short rows fit there.) But short rows cost you data. If your examples are as long as
-# CodeV-R1's, you drop the longest 3%, and 8% of all tokens go with them.
+# **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02. 03 then takes
+# mesh (4, 1), or (16, 1) on a v5p-32, by itself. (Among the compiled rows that fit and are long enough, it picks the
+# one with the most predicted tokens a second. On a v6e-8 that's mesh (2, 4), and the compiler hasn't confirmed that four
+# of your short rows fit there.) But short rows cost you data: with examples as long as CodeV-R1's, you drop the longest
+# 3%, and with them 8% of all tokens.
 #
 # **On a v5p, gather weights rather than add up activations: weights can travel ahead, and sums can't.**
 #
 # ## 7. The table
-# **How much faster than the published step is ours, and what makes the difference?** All rows are stored, so you don't
-# have to compile anything to see it.
+# **How much faster than the published step is ours, and what makes the difference?** Here are the steps from one to the
+# other, and two variants:
 
 # %%
 table = steps.in_order(table, [*steps.ROAD, steps.ONE_ROW, steps.DENSE])
@@ -300,8 +304,7 @@ steps.show(table, SHOWN)
 #
 # How many times the published speed do our steps reach, in real tokens? It's a ratio of two predictions, so it has a
 # range. *One sigma* means: if we miss as we do in section 9, two of three such ranges hold. With two sigmas, nineteen
-# of twenty do. But you wait for a whole run, with its downloads and compilations, and not for a step, so we print its
-# hours, too. (The published run took 3.34.)
+# of twenty do. But what you wait for is a whole run, so we print its hours, too. (The published run took 3.34.)
 
 # %%
 import tables
@@ -314,17 +317,19 @@ for recipe in (steps.OURS, steps.ROWS):
           f"sigma, {bands.between(times, 2, sigmas=2)} with two;\n   a run takes "
           f"{whole['hours_text']} hours; in the middle, it's {3.34 / whole['hours']:.1f} times as "
           "fast end to end")
+
+# %% [markdown]
+# Where does such a factor come from? Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real, and
+# any trainer can pack. *Our step* in the next figure is what 03 adds to that: float32 adapters on 360 modules, attention by
+# blocks, two rows at once, and outputs that all take a donated argument's place.
+
+# %%
 told = float(tables.published("training_results", "metric", "tpu")["throughput"])
 figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
-# Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real, and any trainer can pack. *Our
-# step* in the figure is what 03 adds to that: float32 adapters on 360 modules, attention by blocks, two rows at once,
-# and outputs that all take a donated argument's place.
-#
-# **And int8?** By the compiler's cycles, our int8 products reach 94% of the chip's peak. But section 9 compares our
-# predictions with programs that others timed (*anchors*), and no anchor is a training step with int8 products. So
-# here's what would be left if ours reached less:
+# **And int8?** By the compiler's cycles, our int8 products reach 94% of the chip's peak. But none of the programs with
+# which section 9 tests us is a training step with int8 products. So here's what would be left if ours reached less:
 
 # %%
 whole = steps.predicted(steps.ROWS_INT8)
@@ -336,18 +341,17 @@ for share in (0.94, 0.8, 0.6):
 
 # %% [markdown]
 # Others gained a factor of 1.2 to 1.4 from int8 products in whole steps
-# ([marin 620](https://github.com/marin-community/marin/issues/620),
-# [2710](https://github.com/marin-community/marin/issues/2710)). They quantize their weights in each step, which a frozen
-# base in int8 doesn't need. So ours may gain more, but no measurement says so. And what int8 costs in quality, nobody
-# has looked at 31B (at the tiny size we saw no loss; [11](11_qlora.ipynb), section 6).
+# ([who](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)). Ours may gain
+# more, because a frozen base needn't be quantized in each step, but no measurement says so. And nobody has looked at what
+# int8 costs in quality at 31B (at the tiny size we saw no loss; [11](11_qlora.ipynb), section 6).
 #
 # **No measurement anchors a step with int8 products, so take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
-# **Which slice should it be?** Here are the answers of section 2 for every slice, on the mesh with the most tensor
-# parallelism. (Fewer bits save memory there and no time, so we list int8 only where bfloat16 doesn't fit.) Where
-# no row is compiled, we add up the parts. Such an estimate can be off by gigabytes, so it counts as fitting only if it
-# leaves a tenth of the chip free.
+# **Which slice should it be?** Here are section 2's answers for every slice, on the mesh with the most tensor parallelism.
+# (Fewer bits save memory there and no time, so we list int8 only where bfloat16 doesn't fit.) Where no row is compiled,
+# we add up the parts. Such an estimate can be off by gigabytes, so it counts as fitting only if it leaves a tenth of the
+# chip free.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -356,22 +360,21 @@ choices = fit.renters_rows(prices=MY_PRICES)
 pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 
 # %% [markdown]
-# The hours are those of a whole run, downloads and all, and `fit.WHERE_FROM` states what we assume about each part.
+# The hours are those of a whole run, downloads and all.
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) is the same table with
 # fields to fill in. One slice costs nothing: Kaggle lends everybody a v5e-8
 # ([MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8)).
 #
-# **Is a step the same on every slice?** No, its batch isn't. 03's step has at least two rows, and more if the mesh
-# computes more at once: 8,192 tokens on a v5p-8, close to the published batch, but 32,768 on a v5p-32 and only 4,096 on
-# a v5e-8. The learning rate stays as it is. So elsewhere it's a different recipe, and no run has shown what that
-# does to the 31B.
+# **Is a step the same on every slice?** No, its batch isn't: 8,192 tokens on a v5p-8, close to the published batch, but
+# 32,768 on a v5p-32 and only 4,096 on a v5e-8. The learning rate stays as it is. So elsewhere it's a different recipe,
+# and no run has shown what that does to the 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
 # ## 9. Against what others measured
 # **Why should you believe these times?** Because you can try the same rules on programs that others have timed on
-# real chips, and see by how much we miss. For all of them but two collectives, we compiled the program here again, in
-# the same shapes (`python -m tpu_time.anchors`). The table shows the whole training steps; the figure has all programs.
+# real chips (*anchors*), and see by how much we miss. For all of them but two collectives, we compiled the program here
+# again, in the same shapes (`python -m tpu_time.anchors`). First the whole training steps:
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -379,23 +382,30 @@ timed = anchors[anchors.name.str.match("maxtext|tunix")]
 forms = {"measured_ms": "{:,.0f}", "predicted_ms": "{:,.0f}", "miss": "{:+.0%}"}
 shown = timed[["program", "slice", *forms]].astype(dict.fromkeys(forms, float))
 sourced = shown.assign(source=timed.source.str.split(":").str[0])
-display(sourced.style.hide(axis="index").format(forms))
+sourced.style.hide(axis="index").format(forms)
+
+# %% [markdown]
+# And here are all programs. Hollow points don't count: some are calls of a few milliseconds, in which the host takes as
+# long as the chip, and the others set a constant of our model, so they can't test it.
+
+# %%
 figures.draw_anchors(anchors)
 
 # %% [markdown]
-# Hollow points don't count. Some are calls of a few milliseconds, in which the host takes as long as the chip. The
-# others set a constant of our model, so they can't test it.
-#
 # All the ranges in this series follow one rule (`tpu_time/bands.py`). The *typical miss* is the root mean square of
 # log(predicted / measured) over the programs that count, and that's one sigma. A ratio of two predictions has √2 of it.
+
+# %%
+misses = np.log(timed.predicted_ms.astype(float) / timed.measured_ms.astype(float))
+print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len(timed)} whole "
+      f"steps alone: {100 * np.sqrt(np.mean(misses**2)):.0f}%")
+
+# %% [markdown]
 # The published step of the 31B isn't in the figure, because nobody timed a step. All we know is the whole run: 3.34
 # hours for 9,952 micro-steps. That's 1.21 s for each, or 1.12 s if a quarter of an hour went into loading and compiling.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
-misses = np.log(timed.predicted_ms.astype(float) / timed.measured_ms.astype(float))
-print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len(timed)} whole "
-      f"steps alone: {100 * np.sqrt(np.mean(misses**2)):.0f}%")
 print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; "
       f"middle {published:.2f}, {published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
 
@@ -404,13 +414,13 @@ print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one s
 #
 # - Only five of the programs are whole training steps, and four of these come from one author. So a step's range could
 #   well be a little wider than we print.
-# - The published step is the only one of *this* model on *this* slice, and it takes longer than we predict. If our own
-#   step does, too, expect the lower end of the tokens a second. (The ratio of the two wouldn't suffer.)
+# - The published step is the only one of *this* model on *this* slice, and it takes longer than we predict. If ours does,
+#   too, expect the lower end of the tokens a second. (The ratio of the two wouldn't suffer.)
 # - The test isn't blind, and the programs were measured with earlier compilers than ours.
 #   ([What else we know](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off))
 #
-# Memory needs no clock. Others kept the reports that XLA itself wrote about Tunix's LoRA step, even for runs that
-# didn't fit, and `compiler.planned` asks for the same report here (`python -m appendix.memory`).
+# Memory needs no clock. Others kept the reports that XLA wrote about Tunix's LoRA step, even for runs that didn't fit, and
+# we can ask for the same reports here (`python -m appendix.memory`).
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv")
@@ -421,8 +431,7 @@ print(f"{plans.miss.count()} reports of up to {plans.theirs_gib.max():.0f} GiB a
 # Such a report is XLA's *plan*. The tables above come from whole compilations, which say up to a tenth more, and for
 # those we have no check.
 #
-# Has anybody run *this* repository on a chip? Whoever does gets a `report.json`. Each one that came back is in
-# `data/measured/`, and here you see it beside what we had predicted.
+# Has anybody run *this* repository on a chip? Here's each `report.json` that came back, beside what we had predicted:
 
 # %%
 from tables import measured

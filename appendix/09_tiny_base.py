@@ -461,8 +461,15 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 #
-# (Did your losses in section 6 leave the stored ones?
-# [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md) says why.)
+# ## Recap
+# - You can make a base of your own: a corpus, a tokenizer with Gemma 4's control tokens, and the 31B's config with
+#   smaller sizes.
+# - You've read the architecture of the 31B's text model line by line, and checked your lines against Tunix's class.
+# - Tokens that never occur in the corpus stay out of the softmax, so that a later fine-tune can still learn them.
+# - A base writes what it has read, bugs included, and it needs a fine-tune to answer you.
+#
+# What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md), which also says why
+# your losses in section 6 may leave the stored ones.
 #
 # ### Exercises
 # 1. Break one of the 36 lines: leave out the norm of the values, the sliding window, or the soft cap of the logits,

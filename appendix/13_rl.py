@@ -365,7 +365,16 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #
 # **A policy learns what you pay for, and a judge that can be fooled costs you everything.**
 #
-# (If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.)
+# ## Recap
+# - You can train with a testbench: an answer's advantage (its reward minus the mean of its prompt) is one more factor on
+#   03's loss.
+# - You have four checks that find out whether the model that samples is the one that's trained. Run them before you
+#   believe a curve.
+# - In our runs the verdict made sampled answers better, whichever of three algorithms used it. Greedy answers gained
+#   nothing.
+# - What you pay for is what you get, so try to fool a judge yourself before a policy does.
+#
+# If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.
 #
 # ### Exercises
 # 1. Break the first check: sample at a temperature of 0.8, and let `bench.logps` score the answers as before. How far

@@ -151,7 +151,7 @@ def test_a_prompt_that_is_read_at_once_gets_the_same_answer(tmp_path, shape):
     assert one == continued(model, mesh, prompts[0][:16], 4)
 
 
-# ── What one device holds (03, section 1) ──
+# ── What one device holds (03, section 4) ──
 
 def adapters_per_device(config, rank, fsdp, tp):
     """GiB of float32 adapters: what leads back to the embedding's width has its two cuts swapped.
