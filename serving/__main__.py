@@ -12,7 +12,9 @@ from tables.errors import UserError
 
 def start(folder: str) -> str:
     """Start the server, or find it running; its address."""
-    return server.start(options.read(folder), folder).base_url
+    wanted = options.read(folder)
+    record = server.start(wanted, folder)
+    return record.base_url
 
 
 def status(folder: str) -> str:

@@ -62,7 +62,9 @@ def request(record: ServerRecord, path: str, payload: object = None, timeout: fl
     Raises:
       UserError: no server answers, or it refuses; its own message is repeated.
     """
-    data = None if payload is None else json.dumps(payload).encode()
+    data = None
+    if payload is not None:
+        data = json.dumps(payload).encode()
     url = record.base_url + path
     question = urllib.request.Request(url, data, _headers(record))
     try:
@@ -80,7 +82,8 @@ def request(record: ServerRecord, path: str, payload: object = None, timeout: fl
 
 def post(record: ServerRecord, path: str, payload: object, timeout: float = 600.0) -> Any:
     """`request` with a payload, its answer decoded from JSON."""
-    return json.loads(request(record, path, payload, timeout))
+    answer = request(record, path, payload, timeout)
+    return json.loads(answer)
 
 
 def healthy(record: ServerRecord) -> bool:
@@ -191,8 +194,9 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
     accepted = after[ACCEPTED] - before[ACCEPTED]
     if not drafts:
         return None
+    positions = [key for key in after if key[0] == ACCEPTED_AT]
     shares = []
-    for key in sorted(key for key in after if key[0] == ACCEPTED_AT):
+    for key in sorted(positions):
         accepted_there = after[key] - before[key]
         shares.append(accepted_there / drafts)
     return {
@@ -255,7 +259,9 @@ def streamed(client: "openai.OpenAI", record: ServerRecord, request: dict,
     text = ""
     start = time.perf_counter()
     for chunk in client.chat.completions.create(**request, stream=True):
-        piece = chunk.choices[0].delta.content if chunk.choices else None
+        piece = None
+        if chunk.choices:
+            piece = chunk.choices[0].delta.content
         if not piece:
             continue
         arrivals.append(time.perf_counter() - start)
@@ -264,7 +270,8 @@ def streamed(client: "openai.OpenAI", record: ServerRecord, request: dict,
             print(piece, end="", flush=True)
     if show:
         print()
-    return arrivals, text, seconds_per_token(before, counters(record))
+    after = counters(record)
+    return arrivals, text, seconds_per_token(before, after)
 
 
 def wait_idle(record: ServerRecord, patience: float = 60.0) -> Counters:

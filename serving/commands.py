@@ -41,7 +41,8 @@ class Folders(NamedTuple):
 
     def all(self) -> list[str]:
         """Every folder."""
-        folders = [self.model, *self.adapters.values(), self.drafter]
+        adapters = self.adapters.values()
+        folders = [self.model, *adapters, self.drafter]
         return [folder for folder in folders if folder]
 
     def renamed(self) -> "Folders":
@@ -49,7 +50,9 @@ class Folders(NamedTuple):
         adapters = {}
         for name, folder in self.adapters.items():
             adapters[name] = plain_name(folder)
-        return Folders(plain_name(self.model), adapters, plain_name(self.drafter))
+        model = plain_name(self.model)
+        drafter = plain_name(self.drafter)
+        return Folders(model, adapters, drafter)
 
 
 # -- Names for folders -----------------------------------------------------------------------------
@@ -91,7 +94,9 @@ def link_plain_names(options: Options) -> None:
 
 def folders_of(options: Options) -> Folders:
     """The folders that these options serve, as they are called on this machine."""
-    drafter = "" if options.drafter == "ngram" else options.drafter
+    drafter = options.drafter
+    if drafter == "ngram":  # which needs no model
+        drafter = ""
     return Folders(options.model, options.adapter_folders, drafter)
 
 
@@ -303,8 +308,9 @@ def _docker(
     """
     outside = folders_of(options)
     inside = _inside_container(outside)
+    folders = zip(outside.all(), inside.all(), strict=True)
     mounts = []
-    for source, target in zip(outside.all(), inside.all(), strict=True):
+    for source, target in folders:
         mounts += _mount(source, target)
     variables = []
     for variable in ["HF_HUB_OFFLINE=1", READY, *options.environment, *more]:
@@ -332,7 +338,9 @@ def _inside_container(outside: Folders) -> Folders:
     adapters = {}
     for place, name in enumerate(outside.adapters):
         adapters[name] = f"/adapters/{place}"
-    drafter = "/drafter" if outside.drafter else ""
+    drafter = ""
+    if outside.drafter:
+        drafter = "/drafter"
     return Folders("/model", adapters, drafter)
 
 
@@ -383,7 +391,9 @@ def shown(command: list[str]) -> str:
     text = ""
     for word in command:
         begins_option = re.match(r"--?[a-zA-Z]", word)
-        between = " \\\n    " if begins_option and text else " "
+        between = " "
+        if begins_option and text:
+            between = " \\\n    "
         short = word.removeprefix(f"{ROOT}/")
         plain = environment.without_secrets(short)
         text += between + shlex.quote(plain)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from serving.results import INF, KEPT, LongRun, Measurement, rows, states
+from serving.results import INF, KEPT, LongRun, Measurement, price_column, rows, states
 
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
@@ -43,7 +43,9 @@ def memory(ax: Axes, plans: dict[str, dict], chip_bytes: float, share: float) ->
     for place, plan in enumerate(plans.values()):
         _memory_bar(ax, place, plan, limit)
         count = plan["requests of 16,384"]
-        text = str(count) if count else "less than one"
+        text = "less than one"
+        if count:
+            text = str(count)
         ax.text(edge + 0.4, place, text, va="center", fontsize=10)
 
     ax.axvline(limit, color=BLACK, lw=1)
@@ -73,7 +75,8 @@ def _memory_bar(ax: Axes, place: int, plan: dict, limit: float) -> None:
         ax.barh(place, request, left=left, color=SKY, edgecolor="white")
         left += request
     if not count:
-        ax.barh(place, limit - weights, left=weights, color="white", edgecolor=SKY, hatch="//")
+        room = limit - weights
+        ax.barh(place, room, left=weights, color="white", edgecolor=SKY, hatch="//")
         middle = (weights + limit) / 2
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
         text = f"{plan['tokens']:,} tokens"
@@ -102,8 +105,9 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
 
     pace = "not measured"
     if np.isfinite(gap):
+        gap_ms = 1e3 * gap
         gaps = len(ms) - 1
-        pace = f"{1e3 * gap:.1f} ms, {gaps} times"
+        pace = f"{gap_ms:.1f} ms, {gaps} times"
     bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
     ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
     ax.text(last, 0.36, f"TPOT: {pace}", color=BLUE, ha="right", **bold)
@@ -123,16 +127,23 @@ def requests(ax: Axes, measurement: Measurement) -> None:
     answer = np.array(measurement.latencies) - wait
     count = len(sent)
     lanes = range(1, count + 1)
-    height = 0.8 if count <= 40 else 1.0  # thin lanes with gaps would come out in two shades
+    height = 1.0  # thin lanes with gaps would come out in two shades
+    if count <= 40:
+        height = 0.8
     ax.barh(lanes, wait, left=sent, color=ORANGE, height=height, label="waits for its first token")
-    ax.barh(lanes, answer, left=sent + wait, color=SKY, height=height, label="is being answered")
+    begun = sent + wait
+    ax.barh(lanes, answer, left=begun, color=SKY, height=height, label="is being answered")
 
     last = sent.max()
+    below_all = 1.045 * count + 1
     ax.axvline(last, color=BLACK, lw=1, ls=":")
-    ax.text(last, 1.045 * count + 1, " last one sent", fontsize=9, va="center")
+    ax.text(last, below_all, " last one sent", fontsize=9, va="center")
     ax.set_ylim(1.08 * count + 1, 0)
-    numbers = MaxNLocator(integer=True).tick_values(1, count)
-    ax.set_yticks([number for number in numbers if 1 <= number <= count])
+    ticks = []
+    for number in MaxNLocator(integer=True).tick_values(1, count):
+        if 1 <= number <= count:
+            ticks.append(number)
+    ax.set_yticks(ticks)
     ax.set_xlabel("seconds")
     ax.set_ylabel("request")
     ax.grid(axis="y", visible=False)
@@ -155,8 +166,10 @@ def plain_log(ax: Axes, which: str = "y") -> None:
     else:
         ax.set_yscale("log")
     low, high = sorted(axis.get_view_interval())
-    subs = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    multiples: tuple[float, ...] = (1, 2, 5)
+    if high <= 10 * low:
+        multiples = (1, 1.5, 2, 3, 4, 5, 7)
+    axis.set_major_locator(LogLocator(subs=multiples, numticks=12))
     axis.set_major_formatter("{x:g}")
     axis.minorticks_off()
 
@@ -208,32 +221,53 @@ def curves(
             _dashed_line(ax, part, dashed, look, place)
         _curve_of_regime(ax, part, column, look, place)
         if len(regimes) > 1:
-            middle = part.groupby("rate")[column].median()
-            last = middle.index[-1]
-            label(
-                ax,
-                place[last],
-                middle[last],
-                look.name,
-                look.color,
-                xytext=(9, 0))
+            _name_beside_curve(ax, part, column, look, place)
     if dashed:
-        limits = table.groupby("rate")[dashed].median()
-        last = limits.index[limits.index < INF][-1]
-        is_above = limits[last] > table[table.rate == last][column].median()
-        label(
-            ax,
-            place[last],
-            limits[last],
-            dashed_words,
-            BLACK,
-            ha="center",
-            xytext=(0, 9 if is_above else -10))
+        _words_at_dashed_line(ax, table, column, dashed, dashed_words, place)
     _rates_as_ticks(ax, place)
     ax.set_xlabel("offered rate, requests/s; gray: at the limit, hollow: overloaded")
     ax.set_ylabel(words)
     ax.margins(x=0.08, y=0.12)
     plain_log(ax)
+
+
+def _name_beside_curve(
+        ax: Axes, part: pd.DataFrame, column: str, look: _Look, place: dict[float, float]) -> None:
+    """The name of a regime at the end of its curve."""
+    middle = part.groupby("rate")[column].median()
+    last = middle.index[-1]
+    label(
+        ax,
+        place[last],
+        middle[last],
+        look.name,
+        look.color,
+        xytext=(9, 0))
+
+
+def _words_at_dashed_line(
+        ax: Axes,
+        table: pd.DataFrame,
+        column: str,
+        dashed: str,
+        words: str,
+        place: dict[float, float]) -> None:
+    """What the dashed line of `curves` is, at its end: above it if the curve lies below."""
+    limits = table.groupby("rate")[dashed].median()
+    rates = limits.index[limits.index < INF]
+    last = rates[-1]
+    at_last = table[table.rate == last]
+    offset = -10
+    if limits[last] > at_last[column].median():
+        offset = 9
+    label(
+        ax,
+        place[last],
+        limits[last],
+        words,
+        BLACK,
+        ha="center",
+        xytext=(0, offset))
 
 
 def _places(table: pd.DataFrame) -> dict[float, float]:
@@ -249,10 +283,11 @@ def _dashed_line(
         ax: Axes, part: pd.DataFrame, column: str, look: _Look, place: dict[float, float]) -> None:
     """The dashed line of `curves`, of one regime."""
     limit = part.groupby("rate")[column].median()
-    x = limit.index.map(place)
+    places = limit.index.map(place)
     is_rate = limit.index < INF
-    ax.plot(x[is_rate], limit[is_rate], "--", color=look.color, lw=1.2)
-    ax.plot(x[~is_rate], limit[~is_rate], "_", color=look.color, lw=1.2)
+    is_burst = ~is_rate
+    ax.plot(places[is_rate], limit[is_rate], "--", color=look.color, lw=1.2)
+    ax.plot(places[is_burst], limit[is_burst], "_", color=look.color, lw=1.2)
 
 
 def _curve_of_regime(
@@ -260,18 +295,19 @@ def _curve_of_regime(
     """One regime of `curves`."""
     stats = _spread(part, column)
     middle = stats["median"]
-    x = stats.index.map(place)
+    places = stats.index.map(place)
     is_rate = stats.index < INF
-    ax.plot(x[is_rate], middle[is_rate], color=look.color)
+    ax.plot(places[is_rate], middle[is_rate], color=look.color)
     state_of = states(part)
     for rate, row in stats.iterrows():
+        filling = _filling(state_of[rate], look.color)
         ax.errorbar(
             place[rate],
             row["median"],
             yerr=_range(row),
             fmt=look.marker,
             color=look.color,
-            mfc=_filling(state_of[rate], look.color),
+            mfc=filling,
             capsize=3,
             zorder=3)
 
@@ -289,7 +325,9 @@ def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
     """A tick at every rate that was measured; `place` says where "all at once" stands."""
     names = []
     for rate in place:
-        name = f"{rate:g}" if rate < INF else "all at\nonce"
+        name = "all at\nonce"
+        if rate < INF:
+            name = f"{rate:g}"
         names.append(name)
     ticks = list(place.values())
     ax.set_xscale("log")
@@ -316,10 +354,11 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
     _stars(ax, stars)
     for rate, value in stars.items():  # a legend's star would look like one more run
         label(ax, rate, value, "long run", BLACK, xytext=(9, -9))
-    ax.axhline(100 * KEPT, color=BLACK, lw=1, ls=":")
+    nine_in_ten = 100 * KEPT
+    ax.axhline(nine_in_ten, color=BLACK, lw=1, ls=":")
     ax.text(
         0.99,
-        100 * KEPT,
+        nine_in_ten,
         "nine in ten",
         fontsize=9,
         va="top",
@@ -356,16 +395,18 @@ def price(ax: Axes, table: pd.DataFrame, unit: str, runs: Sequence[LongRun]) -> 
       unit: "USD", or "hours" where the machine has no price.
       runs: of `load.confirm`.
     """
-    column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
+    column = price_column(unit)
     finite = table[table.rate < INF]
     curves(ax, finite, column, f"{unit} a million tokens")
+    objective = (INF, INF)  # the price doesn't depend on it
     stars = {}
     for run in runs:
-        if run.held:
-            price_per_hour = table.dollars_per_hour.iloc[0]
-            objective = (INF, INF)  # the price doesn't depend on it
-            long_table = rows([run.measurement], objective, price_per_hour)
-            stars[run.rate] = float(long_table[column].iloc[0])
+        if not run.held:
+            continue
+        dollars_per_hour = table.dollars_per_hour.iloc[0]
+        long_table = rows([run.measurement], objective, dollars_per_hour)
+        price_of_run = long_table[column].iloc[0]
+        stars[run.rate] = float(price_of_run)
     if stars:
         _stars(ax, stars, "a rate that held")
         ax.legend(fontsize=9, loc="upper right")
@@ -380,9 +421,9 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     Args:
       points: columns `machine`, `floor_ms`, `value` (milliseconds) and `too_fast`.
     """
-    styles = zip(COLORS, MARKERS, strict=True)
-    by_machine = points.groupby("machine", sort=False)
-    for (machine, part), (color, marker) in zip(by_machine, styles, strict=False):
+    styles = itertools.cycle(zip(COLORS, MARKERS, strict=True))
+    for machine, part in points.groupby("machine", sort=False):
+        color, marker = next(styles)
         possible = part[~part.too_fast]
         below = part[part.too_fast]
         words = f"{machine}: {len(below)} of {len(part)} too fast"
@@ -398,6 +439,13 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
     plain_log(ax, "x")
     plain_log(ax)
     ax.legend(fontsize=9, loc="upper left")
+    _shade_the_impossible(ax)
+    ax.set_xlabel("least possible median TTFT, ms (log scale)")
+    ax.set_ylabel("published median TTFT, ms")
+
+
+def _shade_the_impossible(ax: Axes) -> None:
+    """Shade what lies below 1/1.2 of the diagonal, without a change of the axes' limits."""
     bottom, _ = ax.get_ylim()
     wide = np.array(ax.get_xlim())
     ax.fill_between(wide, bottom, wide / 1.2, color=ORANGE, alpha=0.12, lw=0)
@@ -411,5 +459,3 @@ def against_floors(ax: Axes, points: pd.DataFrame) -> None:
         weight="bold",
         ha="right",
         transform=ax.transAxes)
-    ax.set_xlabel("least possible median TTFT, ms (log scale)")
-    ax.set_ylabel("published median TTFT, ms")

@@ -23,8 +23,9 @@ def explain(command: list[str]) -> pd.DataFrame:
     reasons = _reasons()
     variables = []
     for setting in values.get("-e", ()):
-        name = setting.partition("=")[0]
-        reason = reasons.get(name, f"{name}: {YOURS}")
+        name, _, _ = setting.partition("=")
+        unknown = f"{name}: {YOURS}"
+        reason = reasons.get(name, unknown)
         variables.append(reason)
     reasons["-e"] = "; ".join(variables)
 
@@ -40,7 +41,9 @@ def explain(command: list[str]) -> pd.DataFrame:
 
 def _values_by_flag(command: list[str]) -> dict[str, list[str]]:
     """The words behind each flag of a command, in order; a flag that comes twice has both."""
-    first = "run" if "run" in command else "serve"
+    first = "serve"
+    if "run" in command:  # of Docker
+        first = "run"
     begin = command.index(first) + 1
     values: dict[str, list[str]] = {}
     flag = ""

@@ -83,7 +83,8 @@ def machine_of(options: Options, config: dict | None = None,
     peak = chip.flops
     if options.quantization in fast:
         peak = chip.int8 or 2 * chip.flops  # no chip of the table gains more by smaller numbers
-    price = (chip.dollars_per_hour or math.nan) * options.chips
+    of_a_chip = chip.dollars_per_hour or math.nan
+    price = of_a_chip * options.chips
     return Machine(
         system=name,
         peak=peak * options.tensor_parallel,
@@ -120,8 +121,12 @@ def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machin
 def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
     """Bytes that one decode step of one copy must read: one for each number that's quantized, two
     for any other."""
-    weight = 1 if options.quantization else 2
-    cached = 1 if "8" in options.kv_cache_dtype else 2
+    weight = 2
+    if options.quantization:
+        weight = 1
+    cached = 2
+    if "8" in options.kv_cache_dtype:
+        cached = 1
     return physics.decode_bytes(config, batch, context, weight, cached, options.tensor_parallel)
 
 
@@ -135,8 +140,8 @@ def ttft_floors(config: dict, input_len: int, starts: Sequence[float],
     copies = machine.options.data_parallel
     in_order = sorted(starts)
     waits: list[float] = []
-    for copy in range(copies):  # equal work: they take turns
-        arrivals = in_order[copy::copies]
+    for first in range(copies):  # equal work: they take turns
+        arrivals = in_order[first::copies]
         waits += physics.fcfs_ttft(arrivals, work)
     queued = statistics.median(waits)
     return alone, max(alone, queued)
@@ -172,8 +177,9 @@ def floors(measurement: Measurement, machine: Machine, config: dict | None = Non
     config = config or read_config(machine.options.model)
     series = measurement.series
     answered = measurement.answered()
+    starts = list(answered.start)
     inputs = series.input_len
-    alone, queued = ttft_floors(config, inputs, list(answered.start), machine)
+    alone, queued = ttft_floors(config, inputs, starts, machine)
     tokens = 1.0
     if series.speculation:
         tokens = series.speculation["tokens per step"]
@@ -221,18 +227,25 @@ def published_floors(points: pd.DataFrame, config: dict) -> pd.DataFrame:
     Returns:
       the rows of TTFT, with `machine`, `floor_ms`, and `too_fast`: less than 1/1.2 of the floor.
     """
-    peaks = {"tpu": 8 * hardware.chip("v6e").flops, "gpu": 2 * hardware.chip("h100").flops}
+    v6e = hardware.chip("v6e")
+    h100 = hardware.chip("h100")
+    peaks = {"tpu": 8 * v6e.flops, "gpu": 2 * h100.flops}
     published = points[points.metric == "ttft"]
     least = []
     for point in published.itertuples():
-        tokens, prompts = 15_360, 7
-        if point.input_tokens != "~16k":
-            tokens, prompts = int(point.input_tokens), 30
-        seconds = physics.prefill_flops(config, tokens) / peaks[point.device]
+        if point.input_tokens == "~16k":
+            tokens = 15_360
+            prompts = 7
+        else:
+            tokens = int(point.input_tokens)
+            prompts = 30
+        flops = physics.prefill_flops(config, tokens)
+        seconds = flops / peaks[point.device]
         floor = physics.median_ttft_floor_fcfs(prompts, point.qps, seconds)
         least.append(1e3 * floor)
     machines = published.device.map({"tpu": "v6e-8", "gpu": "2 × H100"})
-    too_fast = pd.Series(least, published.index) > 1.2 * published.value
+    floors_ms = pd.Series(least, published.index)
+    too_fast = floors_ms > 1.2 * published.value
     return published.assign(floor_ms=least, too_fast=too_fast, machine=machines)
 
 
@@ -253,7 +266,8 @@ def pace(arrivals: Sequence[float], made: float) -> tuple[float, str]:
     gaps = len(arrivals) - 1
     if gaps < 1:
         return math.nan, "one piece has no gap"
-    gap = (arrivals[-1] - arrivals[0]) / gaps
+    took = arrivals[-1] - arrivals[0]
+    gap = took / gaps
     if gap < 0.8 * made:
         why = (f"one piece every {1e3 * gap:.2g} ms can't be: making a token takes "
                f"{1e3 * made:.2g} ms here. This client read late, and many at once")
@@ -272,8 +286,14 @@ def layouts(config: dict, stored: float) -> dict[str, dict]:
     """
     matmul = physics.parameters(config)["matmul"]
     in_fp8 = stored - matmul
-    in_four_bits = stored - 2 * matmul + (4 + 16 / 32) / 8 * matmul
-    eight = {"tp": 8, "dp": 1, "kv_dtype_bytes": 2, "stored": stored}
+    four_bits = (4 + 16 / 32) / 8  # bytes of a weight, with its part of the step size
+    in_four_bits = stored - 2 * matmul + four_bits * matmul
+    eight = {
+        "tp": 8,
+        "dp": 1,
+        "kv_dtype_bytes": 2,
+        "stored": stored,
+    }
     two_copies = {**eight, "tp": 4, "dp": 2}
     return {
         "1. eight chips share it": eight,
@@ -324,9 +344,22 @@ def against_logs(config: dict, stored: float) -> pd.DataFrame:
       config: of the 31B.
       stored: bytes of its weights.
     """
+    chip = hardware.chip("v6e")
     rows = []
     for name, chips, measured in LOGGED:
-        fit = memory_plan(config, hardware.chip("v6e").hbm, chips, 1, 2, stored)["tokens"]
-        rows.append({"server": name, "chips": chips, "predicted": f"{fit:,}",
-                     "measured by others": f"{measured:,}", "off by": f"{fit / measured - 1:+.1%}"})
+        plan = memory_plan(
+            config,
+            chip_bytes=chip.hbm,
+            tp=chips,
+            dp=1,
+            kv_dtype_bytes=2,
+            stored=stored)
+        predicted = plan["tokens"]
+        miss = predicted / measured - 1
+        rows.append({
+            "server": name,
+            "chips": chips,
+            "predicted": f"{predicted:,}",
+            "measured by others": f"{measured:,}",
+            "off by": f"{miss:+.1%}"})
     return pd.DataFrame(rows)

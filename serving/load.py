@@ -6,6 +6,7 @@ later run.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -310,7 +311,9 @@ class Bench(NamedTuple):
         """What a measurement belongs to: the server, the machine if it's a CPU, the requests."""
         made_by = self.options.measured()
         made_by["requests"] = point.requests
-        made_by["cores"] = 0 if self.options.chip else os.cpu_count()
+        made_by["cores"] = 0
+        if not self.options.chip:
+            made_by["cores"] = os.cpu_count()
         if point.prompts:
             content = Path(point.prompts).read_bytes()
             made_by["prompts"] = zlib.crc32(content)
@@ -375,14 +378,17 @@ def next_rate(part: pd.DataFrame, guess: float) -> float | None:
     last, above = kept_up(part)
     if not last:
         half = rounded(rates[0] / 2)
-        return half if half > guess / SLOWEST else None
+        if half > guess / SLOWEST:
+            return half
+        return None
     highest = rates[-1]
     delivered = part[part.rate == highest].delivered_rps.median()
     if last == highest > guess:  # the guess was far too low
         return rounded(2 * highest)
     if above == INF or delivered > CROWDED * highest:
         return rounded(UP * highest)
-    following = min(rate for rate in rates if rate > last)
+    place = rates.index(last)
+    following = rates[place + 1]
     if following / last > WITHIN:
         return rounded(math.sqrt(last * following))
     return None
@@ -395,10 +401,13 @@ def spread(rates: list[float], count: int) -> list[float]:
         lowest = rounded(rates[0] / 2)
         rates.insert(0, lowest)
     while len(rates) < count:
-        ratios = [high / low for low, high in zip(rates, rates[1:], strict=False)]
+        ratios = []
+        for low, high in itertools.pairwise(rates):
+            ratios.append(high / low)
         gap = ratios.index(max(ratios))  # the first of the widest
-        middle = math.sqrt(rates[gap] * rates[gap + 1])
-        rates.insert(gap + 1, rounded(middle))
+        above = gap + 1
+        middle = math.sqrt(rates[gap] * rates[above])
+        rates.insert(above, rounded(middle))
     return rates
 
 
@@ -420,7 +429,10 @@ class _Sweep:
         """
         part = []
         for (its_regime, _, repeat), measurement in self.made.items():
-            if its_regime == regime and (guesses_too or isinstance(repeat, int)):
+            is_guess = not isinstance(repeat, int)
+            if is_guess and not guesses_too:
+                continue
+            if its_regime == regime:
                 part.append(measurement)
         return rows(part, self.load.slo)
 
@@ -472,9 +484,11 @@ class _Sweep:
 
     def plan(self, regime: Regime) -> list[float]:
         """Measure one request alone, then look for the knee; the rates to measure."""
-        self.lone[regime] = self.bench.alone(regime)
-        print(f"{name_of(regime)}: one request alone takes {1e3 * self.lone[regime]:,.0f} ms")
-        print(f"{name_of(regime)}, delivered:", end="")
+        lone = self.bench.alone(regime)
+        self.lone[regime] = lone
+        name = name_of(regime)
+        print(f"{name}: one request alone takes {1e3 * lone:,.0f} ms")
+        print(f"{name}, delivered:", end="")
         for burst in ("first", "second"):
             self.at(regime, INF, burst)
             self.guesses[regime] = self.last_delivered(regime)
@@ -569,11 +583,13 @@ def _long_run(bench: Bench, part: pd.DataFrame, regime: Regime, rate: float) -> 
     load = bench.load
     at_this_rate = part[part.rate == rate]
     latency = at_this_rate.e2el_p50_ms.median() / 1e3  # in seconds
+    lone = at_this_rate.lone_ms.iloc[0] / 1e3
     seconds = max(load.long, 20 * latency)
-    point = Point(regime, rate, math.ceil(rate * seconds))
+    requests = math.ceil(rate * seconds)
+    point = Point(regime, rate, requests)
     for name in ("long", "long-again"):
-        measurement = bench.measure(point, name)
-        measurement = replace(measurement, lone=at_this_rate.lone_ms.iloc[0] / 1e3)
+        measured = bench.measure(point, name)
+        measurement = replace(measured, lone=lone)
         table = rows([measurement], load.slo)
         delivered = float(table.delivered_rps.iloc[0])
         share = share_kept(measurement, load.slo)
@@ -585,11 +601,13 @@ def _long_run(bench: Bench, part: pd.DataFrame, regime: Regime, rate: float) -> 
             more = ", less than it has shown that it can: something else took the machine"
         elif overloaded:
             more = ": overloaded"
-        print(f"{at_rate(regime, rate)} for {measurement.duration:.0f} s: {share:.0%} within the "
+        name_of_point = at_rate(regime, rate)
+        print(f"{name_of_point} for {measurement.duration:.0f} s: {share:.0%} within the "
               f"objective, {delivered:.2g}/s delivered{more}")
         if not disturbed:
             break
-    return LongRun(regime, rate, measurement, share, share >= KEPT and not overloaded)
+    held = share >= KEPT and not overloaded
+    return LongRun(regime, rate, measurement, share, held)
 
 
 def confirm(

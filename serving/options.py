@@ -85,8 +85,11 @@ class Options:
     @property
     def adapter_folders(self) -> dict[str, str]:
         """{name: folder} of the adapters."""
-        pairs = [adapter.partition("=")[::2] for adapter in self.adapters]
-        return dict(pairs)
+        folders = {}
+        for adapter in self.adapters:
+            name, _, folder = adapter.partition("=")
+            folders[name] = folder
+        return folders
 
     @property
     def docker(self) -> bool:
@@ -173,7 +176,8 @@ def read(folder: str | Path) -> Options:
         raise UserError(f"{path} {error}. {fix}") from error
     if not isinstance(served, list):
         raise UserError(f"{path} has no list of 'files', those that were served. {fix}")
-    if not Path(options.model).is_dir() or file_states(options.model) != served:
+    is_there = Path(options.model).is_dir()
+    if not is_there or file_states(options.model) != served:
         raise UserError(f"{options.model} is no longer what 05_serve_vllm checked and served. "
                         "Run 05 again.")
     return options
@@ -191,7 +195,8 @@ def check(options: Options) -> None:
         what would do.
     """
     if options.engine not in ENGINES:
-        raise UserError(f"engine {options.engine!r} is unknown; there are {', '.join(ENGINES)}.")
+        engines = ", ".join(ENGINES)
+        raise UserError(f"engine {options.engine!r} is unknown; there are {engines}.")
     _check_numbers(options)
     if options.engine == "tpu" and not hardware.detect().accelerator.startswith("tpu"):
         raise UserError('engine="tpu" needs TPU chips, and this machine has none that it may open. '
@@ -287,16 +292,20 @@ def check_base(adapter: str, model: str) -> None:
       UserError: a matrix has another shape, or the model has no such matrix.
     """
     file = Path(adapter) / "adapter_model.safetensors"
-    if not file.exists() or not (Path(model) / "config.json").exists():
+    config = Path(model) / "config.json"
+    if not file.exists() or not config.exists():
         return  # vLLM says so itself
     shapes = _adaptable(model)
     for name, (outputs, inputs) in _shapes_of(file).items():
         shape = shapes.get(name)
         if shape == (outputs, inputs):
             continue
-        other = "there is none" if shape is None else f"there it is {list(shape)}"
+        other = "there is none"
+        if shape is not None:
+            other = f"there it is {list(shape)}"
+        trained = [outputs, inputs]
         raise UserError(f"the adapter {adapter} was trained for another base than {model}: its "
-                        f"{name} is [{outputs}, {inputs}], {other}. Serve it with its own base.")
+                        f"{name} is {trained}, {other}. Serve it with its own base.")
 
 
 def _adaptable(model: str) -> dict[str, Shape]:

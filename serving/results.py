@@ -138,8 +138,11 @@ class Measurement:
 
     def shortest_latency(self) -> float:
         """Seconds of the request that was answered fastest."""
-        pairs = zip(self.latencies, self.errors, strict=True)
-        return min(latency for latency, error in pairs if not error)
+        answered = []
+        for latency, error in zip(self.latencies, self.errors, strict=True):
+            if not error:
+                answered.append(latency)
+        return min(answered)
 
     def answered(self) -> pd.DataFrame:
         """One row per completed request: start, ttft, latency (seconds), tokens."""
@@ -174,7 +177,8 @@ def _check_all(name: str, values: Any, kind: type | tuple[type, ...]) -> None:
         raise TypeError(f"{name} is no list")
     for value in values:
         is_nan = value != value
-        if not isinstance(value, kind) or isinstance(value, bool) or is_nan:
+        is_bool = isinstance(value, bool)  # to Python, a whole number
+        if is_nan or is_bool or not isinstance(value, kind):
             raise TypeError(f"{name} has {value!r}")
 
 
@@ -197,8 +201,10 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
     duration = measurement.duration
     first = min(starts)
     last = max(starts)
-    pairs = zip(starts, measurement.latencies, strict=True)
-    end = max(start + latency for start, latency in pairs)
+    ends = []
+    for start, latency in zip(starts, measurement.latencies, strict=True):
+        ends.append(start + latency)
+    end = max(ends)
 
     lead = max(0.0, duration - (end - first))
     loaded = max(duration - lead - lone, 1e-9)
@@ -228,7 +234,9 @@ def share_kept(measurement: Measurement, slo: Slo) -> float:
         answered += 1
         gaps = max(tokens - 1, 1)
         tpot = (latency - ttft) / gaps
-        if 1e3 * ttft <= longest_ttft and 1e3 * tpot <= longest_tpot:
+        began_in_time = 1e3 * ttft <= longest_ttft
+        went_on_in_time = 1e3 * tpot <= longest_tpot
+        if began_in_time and went_on_in_time:
             kept += 1
     return kept / answered
 
@@ -237,8 +245,10 @@ def _row(measurement: Measurement, slo: Slo) -> dict:
     """One row of results.csv; see `rows`."""
     series = measurement.series
     raw = measurement.raw
-    is_burst = measurement.rate == INF  # it keeps the server busy to its end
-    delivered = delivered_rate(measurement, 0.0 if is_burst else measurement.lone)
+    lone = measurement.lone
+    if measurement.rate == INF:  # a burst keeps the server busy to its end
+        lone = 0.0
+    delivered = delivered_rate(measurement, lone)
     row: dict[str, Any] = {
         "input_len": series.input_len,
         "output_len": series.output_len,
@@ -275,12 +285,15 @@ def rows(measurements: Sequence[Measurement], slo: Slo,
     for measurement in measurements:
         regime = measurement.series.regime
         latency = measurement.shortest_latency()
-        shortest[regime] = min(latency, shortest.get(regime, INF))
+        before = shortest.get(regime, INF)
+        shortest[regime] = min(latency, before)
     table = []
     for measurement in measurements:
         if not measurement.lone:
-            measurement = replace(measurement, lone=shortest[measurement.series.regime])
-        table.append(_row(measurement, slo))
+            regime = measurement.series.regime
+            measurement = replace(measurement, lone=shortest[regime])
+        row = _row(measurement, slo)
+        table.append(row)
     frame = pd.DataFrame(table)
     frame["dollars_per_hour"] = dollars_per_hour
     frame["hours_per_million_output"] = 1e6 / frame.output_tok_s / 3600
@@ -322,7 +335,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 def first_of(measurements: Sequence[Measurement], regime: Regime, rate: float) -> Measurement:
     """The first measurement of a point."""
     for measurement in measurements:
-        if measurement.series.regime == tuple(regime) and measurement.rate == rate:
+        is_of_regime = measurement.series.regime == tuple(regime)
+        if is_of_regime and measurement.rate == rate:
             return measurement
     raise ValueError(f"{regime} at {rate}/s was not measured")
 
@@ -346,6 +360,13 @@ def under_way(measurement: Measurement,
     return counts
 
 
+def price_column(unit: str) -> str:
+    """The column of `rows` with the price of a million output tokens, in "USD" or in "hours"."""
+    if unit == "USD":
+        return "usd_per_million_output"
+    return "hours_per_million_output"
+
+
 def prices(held: Sequence[LongRun], unit: str, dollars_per_hour: float) -> list[str]:
     """What a million output tokens cost at the rates that held, a sentence each.
 
@@ -356,7 +377,7 @@ def prices(held: Sequence[LongRun], unit: str, dollars_per_hour: float) -> list[
     """
     if not held:
         return ["no rate held, so there's no price that anybody could count on"]
-    column = "usd_per_million_output" if unit == "USD" else "hours_per_million_output"
+    column = price_column(unit)
     sentences = []
     for run in held:
         table = rows([run.measurement], (INF, INF), dollars_per_hour)  # no price has an objective
@@ -375,7 +396,8 @@ def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:
     for _, part in table.groupby(["input_len", "output_len"]):
         last, _ = kept_up(part)
         if not last:
-            last = max(rate for rate in part.rate if rate < INF)
+            finite = part.rate[part.rate < INF]
+            last = max(finite)
         parts.append(part[part.rate <= last])
     return pd.concat(parts)
 
@@ -451,7 +473,9 @@ def calm_rate(part: pd.DataFrame) -> float:
     """The largest rate of one regime up to 70% of its knee, or else the smallest rate."""
     last, _ = kept_up(part)
     calm = part.rate[part.rate <= 0.7 * last]
-    return calm.max() if len(calm) else part.rate.min()
+    if calm.empty:
+        return part.rate.min()
+    return calm.max()
 
 
 def within(part: pd.DataFrame) -> pd.Series:

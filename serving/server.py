@@ -64,7 +64,9 @@ def current(folder: str | Path) -> ServerRecord:
         raise UserError(f"no server is recorded in {folder}. Run 05_serve_vllm first.")
     if processes.leads(record) and healthy(record):
         return record
-    trouble = "doesn't answer" if processes.leads(record) else "has died"
+    trouble = "has died"
+    if processes.leads(record):
+        trouble = "doesn't answer"
     last = last_lines(record.log)
     raise UserError(f"the server of {record.name} (process {record.pid}) {trouble}. "
                     f"Run 05_serve_vllm again. It last said ({record.log}):\n{last}")
@@ -153,7 +155,8 @@ def _prepare_engine(options: Options) -> None:
     """
     if options.docker:
         image = shlex.quote(options.image or IMAGES[options.engine])
-        prepare("sh", "-c", f"docker image inspect {image} >/dev/null 2>&1 || docker pull {image}")
+        is_here = f"docker image inspect {image} >/dev/null 2>&1"
+        prepare("sh", "-c", f"{is_here} || docker pull {image}")
     elif options.engine == "tpu":
         prepare("bash", "setup.sh", "serve-tpu")
     else:
@@ -178,8 +181,10 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
     """
     folder = Path(folder)
     check(options)
-    settings, words = commands.parts(options, commands.container_of(folder))
-    states = file_states(options.model, *options.adapter_folders.values())
+    container = commands.container_of(folder)
+    settings, words = commands.parts(options, container)
+    adapters = options.adapter_folders.values()
+    states = file_states(options.model, *adapters)
     wanted = Identity(words, settings, states)
     with _terminable(), contextlib.ExitStack() as failed:
         failed.callback(stop, folder)
@@ -285,8 +290,12 @@ def _record_of(
         folder: Path,
         wanted: Identity) -> ServerRecord:
     """The record of a server that was started this moment."""
-    reach = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    container = commands.container_of(folder) if options.docker else ""
+    reach = options.host
+    if options.host == "0.0.0.0":
+        reach = "127.0.0.1"
+    container = ""
+    if options.docker:
+        container = commands.container_of(folder)
     return ServerRecord(
         pid=pid,
         born=processes.born(pid),
@@ -369,7 +378,11 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:

@@ -15,7 +15,9 @@ from tables import texts
 
 def tokens_of(record: ServerRecord, text: str) -> list[int]:
     """The ids that the server makes of a prompt."""
-    return asking.post(record, "/tokenize", {"model": record.name, "prompt": text})["tokens"]
+    question = {"model": record.name, "prompt": text}
+    answer = asking.post(record, "/tokenize", question)
+    return answer["tokens"]
 
 
 def write(
@@ -35,7 +37,8 @@ def write(
         text = decode(ids)
         if tokens_of(record, text) != list(ids):
             text = decode(ids[1:])
-        lines.append(json.dumps({"prompt": text}) + "\n")
+        line = json.dumps({"prompt": text})
+        lines.append(f"{line}\n")
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
@@ -44,7 +47,8 @@ def read(path: str | Path, record: ServerRecord) -> list[list[int]]:
     content = Path(path).read_bytes()
     prompts = []
     for line in texts.json_lines(content):
-        prompts.append(tokens_of(record, line.value["prompt"]))
+        ids = tokens_of(record, line.value["prompt"])
+        prompts.append(ids)
     return prompts
 
 
@@ -58,15 +62,17 @@ def reusable(prompts: Sequence[Sequence[int]], block: int) -> list[int]:
       prompts: ids, in the order in which they're sent.
       block: tokens of a block.
     """
-    seen: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()  # beginnings of prompts, in whole blocks
     hits = []
     for ids in prompts:
         hit = 0
         for end in range(block, len(ids), block):
-            if tuple(ids[:end]) in seen:
+            beginning = tuple(ids[:end])
+            if beginning in seen:
                 hit = end
         for end in range(block, len(ids) + 1, block):
-            seen.add(tuple(ids[:end]))
+            beginning = tuple(ids[:end])
+            seen.add(beginning)
         hits.append(hit)
     return hits
 
@@ -86,18 +92,18 @@ def compare(off: Sequence[Measurement], on: Sequence[Measurement],
       a row for each kind of wait: what it is, off and on as "median (smallest to largest)", and
       what follows: "shorter", "longer" or "within the spread".
     """
-    found = np.array(hits) > 0
-    others = ~found
+    is_hit = np.array(hits) > 0
+    is_miss = ~is_hit
     rows = []
-    if found.any():
-        name = f"TTFT of the {found.sum()} that find their beginning"
-        rows.append(_row(name, [_ttft(run)[found] for run in off],
-                         [_ttft(run)[found] for run in on]))
-    if others.any():
-        name = f"TTFT of the other {others.sum()}"
-        rows.append(_row(name, [_ttft(run)[others] for run in off],
-                         [_ttft(run)[others] for run in on]))
-    rows.append(_row("TPOT of all", [_tpot(run) for run in off], [_tpot(run) for run in on]))
+    if is_hit.any():
+        name = f"TTFT of the {is_hit.sum()} that find their beginning"
+        rows.append(_row(name, _ttfts(off, is_hit), _ttfts(on, is_hit)))
+    if is_miss.any():
+        name = f"TTFT of the other {is_miss.sum()}"
+        rows.append(_row(name, _ttfts(off, is_miss), _ttfts(on, is_miss)))
+    tpots_off = [_tpot(run) for run in off]
+    tpots_on = [_tpot(run) for run in on]
+    rows.append(_row("TPOT of all", tpots_off, tpots_on))
     return pd.DataFrame(rows)
 
 
@@ -111,14 +117,23 @@ def _row(name: str, off: Sequence[np.ndarray], on: Sequence[np.ndarray]) -> dict
     }
 
 
-def _ttft(measurement: Measurement) -> np.ndarray:
-    """The milliseconds to the first token of each request, in the order of the file."""
-    return 1e3 * np.array(measurement.ttfts)
+def _ttfts(runs: Sequence[Measurement], chosen: np.ndarray) -> list[np.ndarray]:
+    """By run, the milliseconds to the first token of the chosen requests, in the file's order.
+
+    Args:
+      chosen: a bool for each request.
+    """
+    waits = []
+    for run in runs:
+        milliseconds = 1e3 * np.array(run.ttfts)
+        waits.append(milliseconds[chosen])
+    return waits
 
 
 def _tpot(measurement: Measurement) -> np.ndarray:
     """The milliseconds for each further token of each request, in the order of the file."""
-    decoding = np.array(measurement.latencies) - np.array(measurement.ttfts)
+    first = np.array(measurement.ttfts)
+    decoding = np.array(measurement.latencies) - first
     gaps = np.array(measurement.output_lens) - 1
     return 1e3 * decoding / np.maximum(gaps, 1)
 

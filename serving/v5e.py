@@ -51,7 +51,8 @@ def try_here(default: int = 0) -> int:
     Raises:
       UserError: SERVE_TRY isn't a number of `TRIES`.
     """
-    word = os.environ.get("SERVE_TRY", "").strip() or str(default)
+    given = os.environ.get("SERVE_TRY", "")
+    word = given.strip() or str(default)
     if not word.isdecimal() or int(word) >= len(TRIES):
         choices = []
         for number, attempt in enumerate(TRIES):
