@@ -14,8 +14,15 @@ from helpers.records import DataMeta, Sample
 COUNTER = Path("data/tiny_eval/Prob031_updown_prompt.txt")  # the series' running example
 
 
-def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: int, mesh: Mesh,
-        thinking: bool = False, control: bool = False) -> list[str]:
+def ask(
+    model: nnx.Module,
+    tokenizer: Any,
+    chats: Sequence[list[dict]],
+    limit: int,
+    mesh: Mesh,
+    thinking: bool = False,
+    control: bool = False,
+) -> list[str]:
     """Greedy answers (always the likeliest token) to chats, as text.
 
     Args:
@@ -28,17 +35,22 @@ def ask(model: nnx.Module, tokenizer: Any, chats: Sequence[list[dict]], limit: i
       control: write control tokens, too. A call of a tool can only be read with them.
     """
     prompts = [chat.prompt_ids(tokenizer, messages, thinking) for messages in chats]
-    answers = gemma.greedy(model, prompts, limit, chat.stop_ids(tokenizer), mesh)
-    return [tokenizer.decode(ids, skip_special_tokens=not control) for ids in answers]
+    stops = chat.stop_ids(tokenizer)
+    answers = gemma.greedy(model, prompts, limit, stops, mesh)
+    without_control = not control
+    return [tokenizer.decode(ids, skip_special_tokens=without_control) for ids in answers]
 
 
-def ask_folder(folder: str | Path, chats: Sequence[list[dict]], limit: int,
-               thinking: bool = False) -> list[str]:
+def ask_folder(
+    folder: str | Path, chats: Sequence[list[dict]], limit: int, thinking: bool = False
+) -> list[str]:
     """`ask` for a model folder in Hugging Face's layout, loaded on one device without adapters."""
     config = gemma.config_from_hf(folder)
-    mesh = gemma.make_mesh(config, (1, 1), jax.devices()[:1])
+    first_device = jax.devices()[:1]
+    mesh = gemma.make_mesh(config, (1, 1), first_device)
     model = gemma.load_base(folder, config, mesh)
-    return ask(model, chat.load_tokenizer(folder), chats, limit, mesh, thinking)
+    tokenizer = chat.load_tokenizer(folder)
+    return ask(model, tokenizer, chats, limit, mesh, thinking)
 
 
 def requests_of(meta: DataMeta, samples: Sequence[Sample]) -> list[list[dict]]:
@@ -50,10 +62,11 @@ def requests_of(meta: DataMeta, samples: Sequence[Sample]) -> list[list[dict]]:
       meta: of the data.
       samples: from `records.load_samples`.
     """
-    counter = samples[0].messages[-1]["content"]
+    question = samples[0].messages[-1]["content"]
     if meta.asks_verilog:  # the series' own data
-        counter = COUNTER.read_text(encoding="utf-8").strip()
-    chats: list[list[dict]] = [[*meta.system_messages, {"role": "user", "content": counter}]]
+        question = COUNTER.read_text(encoding="utf-8").strip()
+    asked = {"role": "user", "content": question}
+    chats: list[list[dict]] = [[*meta.system_messages, asked]]
     for sample in samples:
         chats.append(sample.messages)
     return chats

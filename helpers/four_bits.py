@@ -31,6 +31,8 @@ ROWS = 1_024  # of a matrix that are in memory at a time
 SHIFTS = 4 * np.arange(WORD, dtype=np.uint32)
 MATRIX = re.compile(architecture.PEFT_TARGETS + r"\.weight")
 LAYER = re.compile(r"model\.(language_model\.)?layers\.(\d+)\.")
+Arrays = dict[str, np.ndarray]
+Row = dict[str, Any]  # `tensor`, the name of a matrix, and its `error`
 RECORD = "four_bits.json"  # in a folder: the fingerprint of what it was made from, and the errors
 METHOD: dict[str, Any] = {  # `quantization_config` of google's own gemma-4-31B-it-qat-w4a16-ct
     "quant_method": "compressed-tensors",
@@ -73,23 +75,28 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
       (numbers, int8 [m, in], -8 to 7; scales, bfloat16 [m, in / GROUP]).
     """
-    groups = rows.astype(np.float32).reshape(len(rows), -1, GROUP)
+    weights = rows.astype(np.float32)
+    groups = weights.reshape(len(rows), -1, GROUP)
     sizes = np.abs(groups)
     place = sizes.argmax(axis=-1, keepdims=True)
     largest = np.take_along_axis(groups, place, axis=-1)
-    scales = (largest / -8).astype(ml_dtypes.bfloat16)  # [m, in / GROUP, 1]
+    scales = largest / -8  # [m, in / GROUP, 1]
+    scales = scales.astype(ml_dtypes.bfloat16)
+
     steps = scales.astype(np.float32)
     steps[steps == 0] = 1  # a group of zeros
     nearest = np.rint(groups / steps)
-    numbers = np.clip(nearest, -8, 7).astype(np.int8)
-    return numbers.reshape(rows.shape), scales[..., 0]
+    numbers = np.clip(nearest, -8, 7)
+    numbers = numbers.astype(np.int8).reshape(rows.shape)
+    return numbers, scales[..., 0]
 
 
 def pack(numbers: np.ndarray) -> np.ndarray:
     """int8 [m, in], -8 to 7, as int32 [m, in / 8]: the first number is in the lowest bits."""
     digits = (numbers + 8).astype(np.uint32)
     words = digits.reshape(len(numbers), -1, WORD)
-    packed = np.bitwise_or.reduce(words << SHIFTS, axis=-1)
+    shifted = words << SHIFTS
+    packed = np.bitwise_or.reduce(shifted, axis=-1)
     return packed.view(np.int32)
 
 
@@ -97,13 +104,15 @@ def restore(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """The weights, bfloat16 [m, in], of `pack`'s words [m, in / 8] and scales [m, in / GROUP]."""
     words = packed.view(np.uint32)[..., None]
     digits = (words >> SHIFTS) & 15  # [m, in / 8, 8]
-    groups = digits.astype(np.float32).reshape(*scales.shape, GROUP)
+    digits = digits.astype(np.float32)
+    groups = digits.reshape(*scales.shape, GROUP)
     steps = scales.astype(np.float32)[..., None]
     weights = (groups - 8) * steps
-    return weights.reshape(len(packed), -1).astype(ml_dtypes.bfloat16)
+    rows = weights.reshape(len(packed), -1)
+    return rows.astype(ml_dtypes.bfloat16)
 
 
-def _three_tensors(name: str, tensor: Tensor) -> tuple[dict[str, np.ndarray], float]:
+def _three_tensors(name: str, tensor: Tensor) -> tuple[Arrays, float]:
     """A matrix in four bits, {name: array}, and its relative error, ‖restored - W‖ / ‖W‖.
 
     Raises:
@@ -124,7 +133,8 @@ def _three_tensors(name: str, tensor: Tensor) -> tuple[dict[str, np.ndarray], fl
         words = pack(numbers)
         all_words.append(words)
         all_scales.append(scales)
-        difference = restore(words, scales).astype(np.float32) - rows
+        restored = restore(words, scales)
+        difference = restored.astype(np.float32) - rows
         total += float(np.vdot(rows, rows))
         lost += float(np.vdot(difference, difference))
 
@@ -162,20 +172,21 @@ def export(model: str | Path, out: str | Path) -> pd.DataFrame:
     architecture.text_config(config)  # may refuse it
     tensors = open_model(model)
     source = fingerprint(model)
-    made = _made(out)
-    if made["model"] == source:
+    noted = _made(out)
+    if noted["model"] == source:
         print(f"{out} is current: the same model, every file whole")
-        return pd.DataFrame(made["errors"])
+        return pd.DataFrame(noted["errors"])
     size = sum(_bytes_of(name, tensor) for name, tensor in tensors.items())
     room(out.parent, size, f"{out.name}/")
 
     files = _by_layer(tensors)
     progress = Progress(len(files), "layers packed")
-    errors: list[dict[str, Any]] = []
+    errors: list[Row] = []
     places: dict[str, str] = {}  # {tensor: file}
+    new_config = {**config, "quantization_config": METHOD}
     with atomic_dir(out, ours=RECORD) as folder:
         _copy_the_rest(model, folder)
-        write_json(folder / "config.json", {**config, "quantization_config": METHOD})
+        write_json(folder / "config.json", new_config)
         for number, names in enumerate(files, 1):
             file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
             of_layer = {name: tensors[name] for name in names}
@@ -188,28 +199,28 @@ def export(model: str | Path, out: str | Path) -> pd.DataFrame:
     return pd.DataFrame(errors)
 
 
-def _save_part(file: Path, arrays: dict[str, np.ndarray], places: dict[str, str]) -> None:
+def _save_part(file: Path, arrays: Arrays, places: dict[str, str]) -> None:
     """Write one of a model's safetensors files, and add its tensors to `places`, {tensor: file}."""
     save_file(arrays, file, metadata={"format": "pt"})
     for name in arrays:
         places[name] = file.name
 
 
-def _packed(tensors: dict[str, Tensor]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+def _packed(tensors: dict[str, Tensor]) -> tuple[Arrays, list[Row]]:
     """({name: array} of tensors with their matrices in four bits, a row of errors for each matrix).
 
     Raises:
       UserError: as for `_three_tensors`.
     """
-    arrays: dict[str, np.ndarray] = {}
-    errors = []
+    arrays: Arrays = {}
+    errors: list[Row] = []
     for name, tensor in tensors.items():
-        if not MATRIX.fullmatch(name):
+        if MATRIX.fullmatch(name):
+            three_tensors, error = _three_tensors(name, tensor)
+            arrays |= three_tensors
+            errors.append({"tensor": name, "error": error})
+        else:
             arrays[name] = tensor.array()
-            continue
-        three_tensors, error = _three_tensors(name, tensor)
-        arrays |= three_tensors
-        errors.append({"tensor": name, "error": error})
     return arrays, errors
 
 
@@ -235,7 +246,8 @@ def dequantize(model: str | Path, out: str | Path) -> None:
                         "otherwise). Run that first.")
     tensors = open_model(model)
     source = fingerprint(model)
-    if _made(out)["model"] == source:
+    noted = _made(out)
+    if noted["model"] == source:
         print(f"{out} is current: the same model, every file whole")
         return
     files = sorted({tensor.file for tensor in tensors.values()})
@@ -248,23 +260,25 @@ def dequantize(model: str | Path, out: str | Path) -> None:
         _copy_the_rest(model, folder)
         write_json(folder / "config.json", config)
         for file in files:
-            arrays = load_file(file)
-            _save_part(folder / file.name, _unpacked(arrays), places)
+            packed = load_file(file)
+            arrays = _unpacked(packed)
+            _save_part(folder / file.name, arrays, places)
             progress.update()
         write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
         write_json(folder / RECORD, {"model": source})
 
 
-def _unpacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _unpacked(arrays: Arrays) -> Arrays:
     """{name: array} of a file of `export`, with one matrix for each three tensors."""
     result = dict(arrays)
     for name in arrays:
-        if name.endswith(".weight_packed"):
-            matrix = name.removesuffix("_packed")
-            words = result.pop(name)
-            scales = result.pop(f"{matrix}_scale")
-            del result[f"{matrix}_shape"]
-            result[matrix] = restore(words, scales)
+        if not name.endswith(".weight_packed"):
+            continue
+        matrix = name.removesuffix("_packed")
+        words = result.pop(name)
+        scales = result.pop(f"{matrix}_scale")
+        del result[f"{matrix}_shape"]
+        result[matrix] = restore(words, scales)
     return result
 
 
@@ -280,19 +294,28 @@ def _made(out: Path) -> dict[str, Any]:
         return nothing
     if isinstance(noted, dict):
         noted = nothing | noted  # `dequantize` notes no errors
-    return noted if _is_note(noted) else nothing
+    if not _is_note(noted):
+        return nothing
+    return noted
 
 
 def _is_note(noted: Any) -> bool:
     """Is that what `export` notes: the model's fingerprint, and an error for each matrix?"""
-    if not isinstance(noted, dict) or not isinstance(noted.get("errors"), list):
+    if not isinstance(noted, dict):
         return False
-    for row in noted["errors"]:
-        if not isinstance(row, dict) or not isinstance(row.get("tensor"), str):
+    if not isinstance(noted.get("model"), str):
+        return False
+    errors = noted.get("errors")
+    if not isinstance(errors, list):
+        return False
+    for row in errors:
+        if not isinstance(row, dict):
+            return False
+        if not isinstance(row.get("tensor"), str):
             return False
         if not isinstance(row.get("error"), float):
             return False
-    return isinstance(noted.get("model"), str)
+    return True
 
 
 def _bytes_of(name: str, tensor: Tensor) -> int:
@@ -309,8 +332,8 @@ def _by_layer(tensors: dict[str, Tensor]) -> list[list[str]]:
     """The names of each layer's tensors. Those that belong to no layer come last."""
     groups: dict[float, list[str]] = defaultdict(list)
     for name in tensors:
-        layer = LAYER.match(name)
         number = float("inf")
+        layer = LAYER.match(name)
         if layer:
             number = float(layer[2])
         groups[number].append(name)
@@ -322,5 +345,7 @@ def _copy_the_rest(model: Path, folder: Path) -> None:
     made_anew = ("config.json", INDEX, RECORD)
     for path in sorted(model.iterdir()):
         is_weights = path.suffix in (".safetensors", ".bin", ".gguf")
-        if path.is_file() and not is_weights and path.name not in made_anew:
+        if is_weights or path.name in made_anew:
+            continue
+        if path.is_file():
             shutil.copyfile(path, folder / path.name)

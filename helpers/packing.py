@@ -54,7 +54,10 @@ def fill_rows(lengths: Sequence[int] | np.ndarray, length: int, seed: int) -> li
 
 
 def pack_arrays(
-    ids: Sequence[Any], masks: Sequence[Any], length: int, seed: int
+    ids: Sequence[Any],
+    masks: Sequence[Any],
+    length: int,
+    seed: int,
 ) -> Packed:
     """All packed rows as four arrays of shape [rows, length]; padding is 0 in each of them.
 
@@ -67,24 +70,30 @@ def pack_arrays(
     lengths = [len(example) for example in ids]
     rows = fill_rows(lengths, length, seed)
     packed: Packed = {}
-    for name, kind in COLUMNS.items():
-        packed[name] = np.zeros((len(rows), length), kind)
+    shape = (len(rows), length)
+    for name, dtype in COLUMNS.items():
+        packed[name] = np.zeros(shape, dtype)
 
     for row, examples in enumerate(rows):
         begin = 0
         for segment, example in enumerate(examples, start=1):
             count = lengths[example]
             end = begin + count
-            packed["tokens"][row, begin:end] = ids[example]
-            packed["loss_mask"][row, begin:end] = masks[example]
-            packed["segment_ids"][row, begin:end] = segment
-            packed["positions"][row, begin:end] = np.arange(count)
+            place = (row, slice(begin, end))
+            packed["tokens"][place] = ids[example]
+            packed["loss_mask"][place] = masks[example]
+            packed["segment_ids"][place] = segment
+            packed["positions"][place] = np.arange(count)
             begin = end
     return packed
 
 
 def pack_parts(
-    parts: dict[str, list[int]], ids: Sequence[Any], masks: Sequence[Any], length: int, seed: int
+    parts: dict[str, list[int]],
+    ids: Sequence[Any],
+    masks: Sequence[Any],
+    length: int,
+    seed: int,
 ) -> dict[str, Packed]:
     """The packed rows of each part of a dataset.
 
@@ -119,11 +128,12 @@ def length_study(
         kept = lengths[lengths <= limit]
         row_length = max(limit, length)
         rows = fill_rows(kept, row_length, seed)
+        rows_full = kept.sum() / row_length
         studied.append({
             "longest kept": limit,
             "examples kept": len(kept) / len(lengths),
             "one per row: real tokens": kept.mean() / limit,
-            "packed: real tokens": kept.sum() / row_length / len(rows),
+            "packed: real tokens": rows_full / len(rows),
             "packed: row length": row_length,
         })
     table = pd.DataFrame(studied)
@@ -141,9 +151,10 @@ def check_limits(lengths: np.ndarray, max_tokens: int, length: int) -> None:
     Raises:
       UserError: names the limit, the shortest example and the row.
     """
-    if not lengths.min() <= max_tokens <= length:
+    shortest = lengths.min()
+    if not shortest <= max_tokens <= length:
         raise UserError(f"max_tokens={max_tokens} is shorter than every example (the shortest has "
-                        f"{lengths.min()} tokens), or doesn't fit into rows of {length} "
+                        f"{shortest} tokens), or doesn't fit into rows of {length} "
                         "(sequence_length).")
 
 
@@ -159,20 +170,27 @@ def facts_of(arrays: dict[str, Packed], examples: dict[str, int]) -> dict[str, A
     """
     train = arrays["train"]
     is_real = train["segment_ids"] > 0
+    is_trained = train["loss_mask"]
+    train_examples = examples["train"]
+    train_rows = len(train["tokens"])
+    val_rows = len(arrays["val"]["tokens"])
     return {
         "tokens": int(is_real.sum()),
         "fill": float(is_real.mean()),
-        "trained_tokens": int(train["loss_mask"].sum()),
-        "examples_per_row": examples["train"] / len(train["tokens"]),
-        "train_examples": examples["train"],
+        "trained_tokens": int(is_trained.sum()),
+        "examples_per_row": train_examples / train_rows,
+        "train_examples": train_examples,
         "val_examples": examples["val"],
-        "train_rows": len(train["tokens"]),
-        "val_rows": len(arrays["val"]["tokens"]),
+        "train_rows": train_rows,
+        "val_rows": val_rows,
     }
 
 
 def save_data(
-    folder: str | Path, parts: dict[str, Packed], samples: list[Any], facts: dict[str, Any]
+    folder: str | Path,
+    parts: dict[str, Packed],
+    samples: list[Any],
+    facts: dict[str, Any],
 ) -> None:
     """Write `data/` as 03 reads it. The folder appears under its name when it's complete.
 

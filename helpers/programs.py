@@ -111,7 +111,10 @@ def abstract(config: ModelConfig, cfg: train.Settings, mesh: Mesh) -> Gemma4:
 def per_device(model: Gemma4) -> dict[str, float]:
     """{"base" | "adapters": GiB that one device holds of it}, for a real or an abstract model."""
     _, adapters, base = nnx.split(model, nnx.LoRAParam, ...)
-    return {"base": gemma.gib(base), "adapters": gemma.gib(adapters)}
+    return {
+        "base": gemma.gib(base),
+        "adapters": gemma.gib(adapters),
+    }
 
 
 def by_mesh(config: ModelConfig, cfg: train.Settings) -> dict[str, dict[str, float]]:
@@ -119,7 +122,8 @@ def by_mesh(config: ModelConfig, cfg: train.Settings) -> dict[str, dict[str, flo
     held_by = {}
     for shape in gemma.possible_meshes(config):
         mesh = gemma.make_mesh(config, shape)
-        held_by[f"(fsdp, tp) = {shape}"] = per_device(abstract(config, cfg, mesh))
+        model = abstract(config, cfg, mesh)
+        held_by[f"(fsdp, tp) = {shape}"] = per_device(model)
     return held_by
 
 
@@ -164,8 +168,9 @@ def _lower_answers(model: Gemma4, shapes: Shapes, mesh: Mesh) -> jax.stages.Lowe
     tokens = jax.ShapeDtypeStruct((rows, total), jnp.int32)
     places = jax.ShapeDtypeStruct((rows,), jnp.int32)
     loop = gemma.answer_program(model, mesh, shapes.at_once, STOPS)
+    weights = nnx.state(model)
     with mesh:
-        return loop.lower(nnx.state(model), tokens, places, places)
+        return loop.lower(weights, tokens, places, places)
 
 
 def beside(program: str, cfg: train.Settings, mesh: Mesh, model: Gemma4) -> float:
