@@ -86,9 +86,10 @@ class Module:
     @property
     def names(self) -> dict[str, tuple[int, int]]:
         """{HF module: (out, in)} of the matrices it is in a checkpoint, without their prefix."""
-        rows = math.prod(self.outputs) // len(self.how.names)  # stacked matrices are alike
+        matrices = self.how.names
+        rows = math.prod(self.outputs) // len(matrices)  # stacked matrices are alike
         columns = math.prod(self.inputs)
-        return {f"layers.{self.layer}.{name}": (rows, columns) for name in self.how.names}
+        return {f"layers.{self.layer}.{name}": (rows, columns) for name in matrices}
 
     def adapter(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of A and B: LoRA puts the rank between inputs and outputs."""
@@ -174,7 +175,9 @@ class Layer:
 
     def keys(self, context: int) -> int:
         """Keys that one new token looks at, and that the cache holds, after `context` tokens."""
-        return context if self.window is None else min(context, self.window)
+        if self.window is None:
+            return context
+        return min(context, self.window)
 
 
 # What Gemma 4's text config may say. Every key of transformers' `Gemma4TextConfig` is in one of
@@ -388,7 +391,10 @@ def _sizes_of_full_layers(text: Config, kinds: list[str]) -> Config:
     entries = text.get("per_layer_config")
     if not entries:
         return {}
-    full = {str(index) for index, kind in enumerate(kinds) if kind == "full_attention"}
+    full = set()
+    for index, kind in enumerate(kinds):
+        if kind == "full_attention":
+            full.add(str(index))
     first = min(entries)
     sizes = entries[first]
     are_alike = all(entry == sizes for entry in entries.values())
@@ -425,7 +431,9 @@ def layers(config: Config) -> list[Layer]:
     text = text_config(config)
     kinds = text["layer_types"]
     unshared = len(kinds) - (text["num_kv_shared_layers"] or 0)
-    last_of_kind = {kind: index for index, kind in enumerate(kinds[:unshared])}
+    last_of_kind = {}
+    for index, kind in enumerate(kinds[:unshared]):
+        last_of_kind[kind] = index
     stack = []
     for index, kind in enumerate(kinds):
         is_full = kind == "full_attention"

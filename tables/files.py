@@ -34,8 +34,9 @@ def refusal(number: int | None, place: object, setting: str) -> str:
     """
     if number is None or number not in CURES:
         return ""
+    reason = os.strerror(number)
     cure = CURES[number].format(setting=setting)
-    return f"{place} cannot be written ({os.strerror(number)}). {cure}, then run this again."
+    return f"{place} cannot be written ({reason}). {cure}, then run this again."
 
 
 @contextlib.contextmanager

@@ -222,7 +222,8 @@ def chip(name: str) -> Chip:
       UserError: the table has no chip of that name.
     """
     if name not in CHIPS:
-        raise UserError(f"no chip is called {name!r}; the list has {', '.join(CHIPS)}")
+        names = ", ".join(CHIPS)
+        raise UserError(f"no chip is called {name!r}; the list has {names}")
     return CHIPS[name]
 
 
@@ -235,7 +236,8 @@ def slice_of(name: str) -> Slice:
     """
     kind, _, cores = name.partition("-")
     if kind not in CHIPS or not re.fullmatch("[1-9][0-9]*", cores):
-        raise UserError(f"{name!r} is no slice such as {', '.join(SLICES)}")
+        names = ", ".join(SLICES)
+        raise UserError(f"{name!r} is no slice such as {names}")
     cores_of_a_chip = CHIPS[kind].cores
     if int(cores) % cores_of_a_chip:
         raise UserError(
@@ -284,8 +286,12 @@ class Hardware:
         if self.accelerator == "gpu":
             return f"{self.chips} x {self.kind or 'NVIDIA GPU'}"
         name = self.slice or "of unknown kind"
-        chips = "1 chip" if self.chips == 1 else f"{self.chips} chips"
-        hosts = f", on each of {self.hosts} hosts" if self.hosts > 1 else ""
+        chips = "1 chip"
+        if self.chips != 1:
+            chips = f"{self.chips} chips"
+        hosts = ""
+        if self.hosts > 1:
+            hosts = f", on each of {self.hosts} hosts"
         return f"TPU {name} ({chips}{hosts})"
 
 
@@ -333,7 +339,8 @@ def host_memory() -> int:
     limits = []
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
-            limits.append(1024 * int(line.split()[1]))
+            _, kibibytes, *_ = line.split()
+            limits.append(1024 * int(kibibytes))
     # Of a container: the newer kind of control group, and the older one. Without a limit the first
     # says "max", and the second a number that's larger than any machine.
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
@@ -435,8 +442,8 @@ def _trouble(root: Path, kind: str, files: list[Path]) -> str:
         )
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
-        name = "/" + str(closed[0].relative_to(root))
-        return f"{name} may not be opened by this user. Run: sudo chmod a+rw {where}"
+        name = closed[0].relative_to(root)
+        return f"/{name} may not be opened by this user. Run: sudo chmod a+rw {where}"
     held = _holders(root, files)
     if held:
         pid, name = min(held.items())

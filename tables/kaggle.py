@@ -67,7 +67,10 @@ def mend(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     if "tpu" in platforms and "cpu" not in platforms:
         environment["JAX_PLATFORMS"] = ",".join([*platforms, "cpu"])
         changes.append("JAX_PLATFORMS has the CPU, too: the base is quantized there")
-    wanted = {name: value for name, value in topology().items() if name not in environment}
+    wanted = {}
+    for name, value in topology().items():
+        if name not in environment:
+            wanted[name] = value
     if "TPU_SKIP_MDS_QUERY" in wanted and hardware.metadata("accelerator-type"):
         return changes
     for name, value in wanted.items():

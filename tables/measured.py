@@ -44,8 +44,11 @@ class Report:
     @property
     def origin(self) -> str:
         """Where a number is from, for a table or a figure; says so where it's made up."""
-        text = f"{self.source}, commit {self.about['commit'][:7]}"
-        return f"{text} (made up)" if self.made_up else text
+        commit = self.about["commit"]
+        text = f"{self.source}, commit {commit[:7]}"
+        if self.made_up:
+            text += " (made up)"
+        return text
 
     @property
     def size(self) -> str:
@@ -90,7 +93,9 @@ def _read(path: Path) -> Report:
         value = json.loads(path.read_text(encoding="utf-8"))
         _check(value)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        why = str(error)
+        if isinstance(error, KeyError):  # whose text is the key alone
+            why = f"it has no {error}"
         raise UserError(
             f"{path} is no report of a run: {why}. Put the report.json there as it "
             "was written, or remove it."
@@ -132,7 +137,8 @@ def compiled_row(report: Report) -> dict[str, str] | None:
     about = report.about
     if about.get("int8_products"):  # no row of 03's step multiplies in int8
         return None
-    mesh = "x".join(str(size) for size in about.get("mesh") or ())
+    sizes = about.get("mesh") or ()
+    mesh = "x".join(map(str, sizes))
     wanted = {
         "base_dtype": about.get("base_dtype") or "bfloat16",
         "remat": about.get("remat"),
@@ -169,12 +175,13 @@ def beside_predictions(folder: Path = FOLDER) -> list[dict[str, Any]]:
             predicted = float(row[column])
             if name == "micro_batch_seconds":  # a row may be a step of several
                 predicted /= int(row.get("micro_batches") or 1)
+            number = values[name]
             rows.append({
                 "slice": report.slice,
                 "what": name.replace("_", " "),
-                "measured": values[name],
+                "measured": number,
                 "predicted": predicted,
-                "miss": predicted / values[name] - 1,
+                "miss": predicted / number - 1,
                 "source": report.origin,
             })
     return rows

@@ -128,7 +128,9 @@ def median_ttft_floor_fcfs(n: int, rate: float, service: float) -> float:
       rate: of them a second; inf: all arrive at once.
       service: seconds that each needs the whole machine.
     """
-    gap = 0.0 if math.isinf(rate) else 1.0 / rate
+    gap = 0.0
+    if not math.isinf(rate):
+        gap = 1.0 / rate
     arrivals = [index * gap for index in range(n)]
     waits = fcfs_ttft(arrivals, service)
     return statistics.median(waits)

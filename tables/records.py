@@ -40,10 +40,11 @@ def from_json(cls: type[Instance], value: Any, strict: bool = False) -> Instance
     kinds = typing.get_type_hints(cls)
     given: Values = {}
     for field in _fields(cls):
-        if field.name in value:
-            given[field.name] = _checked(field, value[field.name], kinds[field.name])
+        name = field.name
+        if name in value:
+            given[name] = _checked(field, value[name], kinds[name])
         elif strict or field.default is dataclasses.MISSING:
-            raise Misfit(f"has no {field.name!r}")
+            raise Misfit(f"has no {name!r}")
     unknown = sorted(value.keys() - given.keys())
     if unknown and strict:
         raise Misfit(f"has {unknown[0]!r}, which nothing is called")
@@ -65,10 +66,9 @@ def to_json(record: Any) -> Values:
         value = getattr(record, field.name)
         kind = kinds[field.name]
         if not _fits_field(value, kind, field):
-            raise TypeError(
-                f"{type(record).__name__}.{field.name} is {shown(value)}, which "
-                f"should be {_named(kind)}"
-            )
+            name = f"{type(record).__name__}.{field.name}"
+            wanted = _named(kind)
+            raise TypeError(f"{name} is {shown(value)}, which should be {wanted}")
         if value == field.default:
             continue
         if dataclasses.is_dataclass(value):
@@ -80,7 +80,9 @@ def to_json(record: Any) -> Values:
 def shown(value: Any) -> str:
     """A value as JSON writes it, shortened."""
     text = json.dumps(value, default=repr)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return text
 
 
 def _fields(cls: Any) -> tuple[dataclasses.Field, ...]:
@@ -100,7 +102,8 @@ def _checked(field: dataclasses.Field, value: Any, kind: Any) -> Any:
     if origin is tuple and isinstance(value, list):
         value = tuple(value)
     if not _fits_field(value, kind, field):
-        raise Misfit(f"has {shown(value)} as {name!r}, which should be {_named(kind)}")
+        wanted = _named(kind)
+        raise Misfit(f"has {shown(value)} as {name!r}, which should be {wanted}")
     return value
 
 
@@ -132,7 +135,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return False
     if origin is dict and parts:
         of_a_key, of_a_value = parts
-        return _all_fit(value.keys(), of_a_key) and _all_fit(value.values(), of_a_value)
+        keys_fit = _all_fit(value.keys(), of_a_key)
+        return keys_fit and _all_fit(value.values(), of_a_value)
     if origin in (list, tuple) and parts:
         return _all_fit(value, parts[0])
     return True
@@ -164,5 +168,7 @@ def _named(kind: Any) -> str:
     if ... in parts:  # a tuple of any length
         parts.remove(...)
     if parts and parts[-1] is not Any:
-        return f"{WORDS[origin]} of which each value is {_named(parts[-1])}"
+        whole = WORDS[origin]
+        value = _named(parts[-1])
+        return f"{whole} of which each value is {value}"
     return WORDS.get(origin, origin.__name__)

@@ -13,5 +13,7 @@ def described(settings: Any) -> list[tuple[str, Any, str]]:
     """(name, value, what it is) of every `setting` of a settings object."""
     rows = []
     for entry in fields(settings):
-        rows.append((entry.name, getattr(settings, entry.name), entry.metadata["what"]))
+        value = getattr(settings, entry.name)
+        what = entry.metadata["what"]
+        rows.append((entry.name, value, what))
     return rows

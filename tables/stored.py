@@ -33,8 +33,11 @@ def compiled_rows(slice_name: str, size: str) -> list[dict[str, str]]:
     rows = []
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            kind = (row["trainer"], row["layers"], row["int8_products"])
-            if kind == ("03", "0", "False") and is_what_03_runs(row, size):
+            has_all_layers = row["layers"] == "0"
+            multiplies_in_int8 = row["int8_products"] != "False"
+            if row["trainer"] != "03" or multiplies_in_int8 or not has_all_layers:
+                continue
+            if is_what_03_runs(row, size):
                 rows.append(row)
     return rows
 
@@ -71,7 +74,8 @@ def compiled_fit(
 
     fitting = []
     for row in compiled_rows(slice_name, size):
-        if row["fits"] == "True" and row["base_dtype"] == base_dtype:
+        is_so_stored = row["base_dtype"] == base_dtype
+        if is_so_stored and row["fits"] == "True":
             fitting.append(row)
     return min(fitting, key=rank, default=None)
 
@@ -103,9 +107,11 @@ def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, A
     """03's settings of a stored row, for rows of `row_length` tokens."""
     mesh = mesh_of(row, size)
     fsdp, _ = mesh
-    rows_per_device = int(row["micro_batch"]) // fsdp
+    rows_at_once = int(row["micro_batch"])
+    rows_per_device = rows_at_once // fsdp
     if row["micro_batches"] == "1":  # then more rows at once don't change how a step is split
-        rows_per_device *= max(1, int(row["sequence_length"]) // row_length)
+        compiled_length = int(row["sequence_length"])
+        rows_per_device *= max(1, compiled_length // row_length)
     settings = {
         "mesh": mesh,
         "remat": row["remat"],
@@ -123,4 +129,5 @@ def mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:
         return int(fsdp), int(tp)
     path = ROOT / "data" / "configs" / f"gemma4_{size}.json"
     config = architecture.read_config(path)
-    return architecture.choose_mesh(config, int(row["chips"]))
+    chips = int(row["chips"])
+    return architecture.choose_mesh(config, chips)

@@ -54,7 +54,8 @@ def fences(text: str) -> list[tuple[int, int]]:
     place = 0
     for line in text.split("\n"):
         mark = line.strip()
-        if mark.startswith("```") and "`" not in mark[3:]:
+        is_fence = mark.startswith("```") and "`" not in mark[3:]
+        if is_fence:
             if mark == "```" and opened is not None:
                 spans.append((opened, place + len(line)))
                 opened = None
@@ -68,8 +69,9 @@ def places_outside(text: str, tag: str, spans: list[tuple[int, int]]) -> list[in
     """Where a tag stands in a text, leaving out the places inside one of the `spans`."""
     places = []
     for match in re.finditer(re.escape(tag), text):
-        if not _inside(match.start(), spans):
-            places.append(match.start())
+        place = match.start()
+        if not _inside(place, spans):
+            places.append(place)
     return places
 
 
@@ -143,17 +145,22 @@ def _end_of_thought(inside: str, closing: str) -> int:
     if first < 0 or "```" not in inside[:first]:
         return first
     outside = places_outside(inside, closing, fences(inside))
-    return outside[0] if outside else first
+    if not outside:
+        return first
+    return outside[0]
 
 
 def _opened_by_the_prompt(text: str) -> Thought:
     """A text that has a closing tag and no opening one, taken apart."""
     spans = fences(text)
     for match in LONE_CLOSING.finditer(text):
-        if "<think>" in text[:match.start()]:
+        start = match.start()
+        before = text[:start]
+        if "<think>" in before:
             break
-        if not _inside(match.start(), spans):
-            return Thought(text[:match.start()].strip(), text[match.end():], closed=True)
+        if not _inside(start, spans):
+            rest = text[match.end():]
+            return Thought(before.strip(), rest, closed=True)
     return Thought("", text, closed=True)
 
 
