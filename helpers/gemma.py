@@ -56,6 +56,7 @@ Prompts = Sequence[Sequence[int]]  # token ids
 Cache = dict[str, jax.Array] | None  # a layer's keys `k` and values `v`
 KeysAndValues = tuple[jax.Array, jax.Array]  # [B, T, K, H] each
 AttentionResult = tuple[Cache, jax.Array, KeysAndValues]  # the second one is the output [B, T, D]
+Pair = dict[str, nnx.Variable]  # an adapter's matrices `a` and `b`
 AnyModel = TypeVar("AnyModel", bound=nnx.Module)
 KINDS = {"full": AttentionType.GLOBAL, "sliding": AttentionType.LOCAL_SLIDING}
 ANY_PREFIX = r"(?:model\.language_model\.)?"  # how Tunix's patterns of tensor names begin
@@ -75,7 +76,8 @@ def config_from_hf(
       UserError: the file is missing, or it doesn't describe a Gemma 4, or it describes one that
         Tunix would compute in another way.
     """
-    text = architecture.text_config(architecture.read_config(source))
+    whole = architecture.read_config(source)
+    text = architecture.text_config(whole)
     stack = architecture.layers(text)
     _check_order(stack)
 
@@ -125,18 +127,24 @@ def _fields_of(text: architecture.Config, stack: Sequence[architecture.Layer]) -
     fields: dict[str, Any] = {}
     for field, key in SAME.items():
         fields[field] = text[key]
+    kinds = [KINDS[layer.kind] for layer in stack]
     fields["num_layers"] = len(stack)
-    fields["attention_pattern"] = tuple(KINDS[layer.kind] for layer in stack)
+    fields["attention_pattern"] = tuple(kinds)
 
-    fields["k_eq_v_global"] = bool(text["attention_k_eq_v"])
-    if not text["attention_k_eq_v"]:
+    k_is_v = bool(text["attention_k_eq_v"])
+    fields["k_eq_v_global"] = k_is_v
+    if not k_is_v:
         fields["num_global_kv_heads"] = None  # transformers uses it where V = K, Tunix always
-    fields["per_layer_input_dim"] = text["hidden_size_per_layer_input"] or 0
-    if stack[-1].mlp != stack[0].mlp:
-        fields["override_kv_shared_ffw_hidden"] = stack[-1].mlp
+    if not fields["per_layer_input_dim"]:
+        fields["per_layer_input_dim"] = 0  # a config.json may say null
+    first_mlp = stack[0].mlp
+    last_mlp = stack[-1].mlp
+    if last_mlp != first_mlp:
+        fields["override_kv_shared_ffw_hidden"] = last_mlp
 
-    sliding = text["rope_parameters"]["sliding_attention"]
-    full = text["rope_parameters"]["full_attention"]
+    rope = text["rope_parameters"]
+    sliding = rope["sliding_attention"]
+    full = rope["full_attention"]
     fields["local_base_frequency"] = _whole_if_it_is(sliding["rope_theta"])
     fields["global_base_frequency"] = _whole_if_it_is(full["rope_theta"])
     fields["global_rope_proportion"] = float(full["partial_rotary_factor"])
@@ -191,19 +199,24 @@ def possible_meshes(config: ModelConfig, devices: int | None = None) -> list[tup
       config: Tunix's `ModelConfig`.
       devices: how many, or None for all that JAX sees.
     """
-    count = devices or jax.device_count()
+    count = devices
+    if not count:
+        count = jax.device_count()
     text = _as_hf(config)
     shapes = []
     for tp in range(count, 0, -1):
         fsdp, rest = divmod(count, tp)
-        if not rest and not architecture.mesh_problem(text, fsdp, tp):
+        if rest:
+            continue
+        if not architecture.mesh_problem(text, fsdp, tp):
             shapes.append((fsdp, tp))
     return shapes
 
 
 def layer_kinds(config: ModelConfig) -> list[str]:
     """ "sliding" or "full" for each layer."""
-    return [layer.kind for layer in architecture.layers(_as_hf(config))]
+    stack = architecture.layers(_as_hf(config))
+    return [layer.kind for layer in stack]
 
 
 def make_mesh(
@@ -227,9 +240,12 @@ def make_mesh(
         devices = jax.devices()
     count = len(devices)
     text = _as_hf(config)
-    fsdp, tp = shape or architecture.choose_mesh(text, count)
-    if fsdp * tp != count:
-        raise UserError(f"a ({fsdp}, {tp}) mesh needs {fsdp * tp} devices, there are {count}.")
+    if not shape:
+        shape = architecture.choose_mesh(text, count)
+    fsdp, tp = shape
+    needed = fsdp * tp
+    if needed != count:
+        raise UserError(f"a ({fsdp}, {tp}) mesh needs {needed} devices, there are {count}.")
     problem = architecture.mesh_problem(text, fsdp, tp)
     if problem:
         raise UserError(f"a ({fsdp}, {tp}) mesh is impossible here: {problem}.")
@@ -257,25 +273,30 @@ def on_mesh(tree: Any, mesh: Mesh) -> Any:
     """
 
     def put(array: Any, spec: Any) -> Any:
-        axes = _canonical_axes(array.shape, spec or ())
+        axes = _canonical_axes(array.shape, spec)
         sharding = NamedSharding(mesh, PartitionSpec(*axes))
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
         return jax.device_put(array, sharding)
 
-    return jax.tree.map(put, tree, nnx.get_partition_spec(tree))
+    specs = nnx.get_partition_spec(tree)
+    return jax.tree.map(put, tree, specs)
 
 
-def _canonical_axes(shape: Sequence[int], spec: Sequence[Any]) -> list[Any]:
-    """The axes of a spec, in the one way that we spell them.
+def _canonical_axes(shape: Sequence[int], spec: Sequence[Any] | None) -> list[Any]:
+    """The axes of a spec, in the one way that we spell them; none without a spec.
 
     A dimension of size 1 isn't split: scales of quantized weights carry their weights' specs.
     Trailing Nones are dropped. A step returns P('fsdp') and Qwix leaves P('fsdp', None), and for
     JAX these are different arguments. With both, the second step would compile again.
     """
-    axes = []
+    axes: list[Any] = []
+    if not spec:
+        return axes
     for size, axis in zip(shape, spec):
-        axes.append(None if size == 1 else axis)
+        if size == 1:
+            axis = None
+        axes.append(axis)
     while axes and axes[-1] is None:
         axes.pop()
     return axes
@@ -290,7 +311,8 @@ def place(model: AnyModel, mesh: Mesh) -> AnyModel:
     for _, module in model.iter_modules():
         if isinstance(module, Embedder) and hasattr(module, "per_layer_input_embedding"):
             table = module.per_layer_input_embedding
-            table.set_value(_row_by_row(table.get_value()))
+            row_by_row = _row_by_row(table.get_value())
+            table.set_value(row_by_row)
     return model
 
 
@@ -315,7 +337,8 @@ def gib(tree: Any) -> float:
     for array in jax.tree.leaves(tree):
         piece = array.sharding.shard_shape(array.shape)
         numbers = math.prod(piece)
-        bits += numbers * jax.dtypes.itemsize_bits(array.dtype)
+        bits_each = jax.dtypes.itemsize_bits(array.dtype)
+        bits += numbers * bits_each
     return bits / 8 / 2**30
 
 
@@ -352,7 +375,9 @@ def load_base(source: str | Path, config: ModelConfig, mesh: Mesh) -> Gemma4:
         return named
 
     dtypes = {tensor.dtype for tensor in tensors.values()}  # Tunix's fast reader knows one
-    mode = "auto" if len(dtypes) == 1 else "original"
+    mode = "original"
+    if len(dtypes) == 1:
+        mode = "auto"
     # Tunix's public loader takes no tensors beside those of the files, so we call what it calls.
     with _folder_of(files_of(folder)) as exactly, _arrays_on_the_host():
         model = safetensors_loader.load_and_create_model(
@@ -380,15 +405,17 @@ def _unused_weights(config: ModelConfig, prefix: str, tensors: Mapping[str, Tens
             continue
         in_files = f"{prefix}layers.{layer.index}.self_attn"
         in_tunix = f"layers.{layer.index}.attn"
-        matrix = (layer.kv_heads, layer.width, layer.head_dim)
         has_keys = f"{in_files}.k_proj.weight" in tensors
         has_values = f"{in_files}.v_proj.weight" in tensors
+        has_norm = f"{in_files}.k_norm.weight" in tensors
+        matrix = (layer.kv_heads, layer.width, layer.head_dim)
         if layer.k_is_v:
             if not has_keys:
                 filler[f"{in_tunix}.k_einsum.w"] = np.zeros(matrix, np.float32)
         elif not (has_keys and has_values):
-            filler[f"{in_tunix}.kv_einsum.w"] = np.zeros((2, *matrix), np.float32)
-        if f"{in_files}.k_norm.weight" not in tensors:
+            two_matrices = (2, *matrix)
+            filler[f"{in_tunix}.kv_einsum.w"] = np.zeros(two_matrices, np.float32)
+        if not has_norm:
             filler[f"{in_tunix}._key_norm.scale"] = np.ones(layer.head_dim, np.float32)
     return filler
 
@@ -517,7 +544,8 @@ def _with_named_parts(model: Gemma4) -> Gemma4:
     the same variables under the same paths.
     """
     for _, module in model.iter_modules():
-        module.__class__ = NAMED.get(type(module), type(module))
+        tunix_class = type(module)
+        module.__class__ = NAMED.get(tunix_class, tunix_class)
     for layer in model.layers:
         for name in ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum"):
             projection = getattr(layer.attn, name, None)
@@ -550,12 +578,14 @@ class _OfTheInput(qwix.PtqProvider):
     def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """The base's product of nnx.Linear."""
         with jax.named_scope("base"):
-            return super().dot_general(self.original(lhs), *args, **kwargs)
+            original = self.original(lhs)
+            return super().dot_general(original, *args, **kwargs)
 
     def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """The base's product of Tunix's Einsum."""
         with jax.named_scope("base"):
-            return super().einsum(equation, self.original(lhs), *args, **kwargs)
+            original = self.original(lhs)
+            return super().einsum(equation, original, *args, **kwargs)
 
 
 class SharedInputs(qwix.LoraProvider, _OfTheInput):
@@ -576,12 +606,14 @@ class SharedInputs(qwix.LoraProvider, _OfTheInput):
     def dot_general(self, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of nnx.Linear: the MLP matrices."""
         with jax.named_scope("lora"):
-            return super().dot_general(self.copy(lhs), *args, **kwargs)
+            copied = self.copy(lhs)
+            return super().dot_general(copied, *args, **kwargs)
 
     def einsum(self, equation: str, lhs: Array, *args: Any, **kwargs: Any) -> Array:
         """Of Tunix's Einsum: the attention matrices."""
         with jax.named_scope("lora"):
-            return super().einsum(equation, self.copy(lhs), *args, **kwargs)
+            copied = self.copy(lhs)
+            return super().einsum(equation, copied, *args, **kwargs)
 
     def copy(self, lhs: Array) -> Array:
         """The copy of an input; the same one for the same array."""
@@ -685,7 +717,8 @@ def probe(model: Gemma4, provider: qwix.QuantizationProvider, mesh: Mesh) -> Gem
         )
 
     with mesh, _without_remat(model.config):
-        tuned = place(nnx.eval_shape(adapt, model), mesh)
+        shapes = nnx.eval_shape(adapt, model)
+        tuned = place(shapes, mesh)
     tuned.config.remat_config = model.config.remat_config
     return tuned
 
@@ -720,7 +753,8 @@ def inject_lora(
         provider = lora_provider(rank, alpha, targets)
     tuned = probe(model, provider, mesh)
     adapters = adapted_modules(tuned)
-    missing = sorted(set(expected_modules(model.config)) - set(adapters))
+    expected = set(expected_modules(model.config))
+    missing = sorted(expected - set(adapters))
     is_meant = partial and adapters
     if missing and not is_meant:
         text = (f"{len(missing)} modules got no adapter, for example {missing[0]}: the pattern of "
@@ -744,19 +778,21 @@ def _fill_adapters(tuned: Gemma4, seed: int) -> None:
         for letter, initializer in (("a", lora_a), ("b", lora_b)):
             variable = pair[letter]
             shape_only = variable.get_value()
-            value = initializer(keys.params(), shape_only.shape, shape_only.dtype)
-            variable.set_value(jax.device_put(value, shape_only.sharding))
+            key = keys.params()
+            value = initializer(key, shape_only.shape, shape_only.dtype)
+            placed = jax.device_put(value, shape_only.sharding)
+            variable.set_value(placed)
 
 
-def adapted_modules(model: nnx.Module) -> dict[str, dict[str, nnx.Variable]]:
+def adapted_modules(model: nnx.Module) -> dict[str, Pair]:
     """{module path: {"a": variable, "b": variable}} of all LoRA adapters of a model."""
-    pairs: dict[str, dict[str, nnx.Variable]] = {}
+    pairs: dict[str, Pair] = {}
     state = nnx.state(model, nnx.LoRAParam)
     for path, variable in nnx.to_flat_state(state):
-        *parts, name = map(str, path)
-        module = ".".join(parts)
+        *parents, name = path
+        module = ".".join(map(str, parents))
         pair = pairs.setdefault(module, {})
-        letter = name[-1]  # of w_lora_a, kernel_lora_b
+        letter = str(name)[-1]  # of w_lora_a, kernel_lora_b
         pair[letter] = variable
     return pairs
 
@@ -788,7 +824,8 @@ def attend(
         end = min(start + block, T)
         first = 0  # the first key that a query of this block may see
         if window is not None:
-            first = max(0, start - window + 1) // 128 * 128  # 128: TPU lanes
+            oldest = max(0, start - window + 1)
+            first = oldest // 128 * 128  # 128: TPU lanes
         allowed = mask[:, start:end, first:end]
         if window is not None:
             queries_at = jnp.arange(start, end)[:, None]
@@ -800,11 +837,15 @@ def attend(
         keys = key[:, first:end]
         scores = jnp.einsum("BQKGH,BSKH->BKGQS", queries, keys)
         allowed_in_heads = allowed[:, None, None]  # [B, 1, 1, Q, S]
-        scores = jnp.where(allowed_in_heads, scores.astype(jnp.float32), K_MASK)
-        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+        scores = scores.astype(jnp.float32)
+        scores = jnp.where(allowed_in_heads, scores, K_MASK)
+        weights = jax.nn.softmax(scores, axis=-1)
+        weights = weights.astype(value.dtype)
         values = value[:, first:end]
-        mixed.append(jnp.einsum("BKGQS,BSKH->BQKGH", weights, values))
-    return jnp.concatenate(mixed, axis=1).reshape(B, T, N, H)
+        of_block = jnp.einsum("BKGQS,BSKH->BQKGH", weights, values)
+        mixed.append(of_block)
+    joined = jnp.concatenate(mixed, axis=1)
+    return joined.reshape(B, T, N, H)
 
 
 class BlockAttention(Attention):
@@ -821,7 +862,8 @@ class BlockAttention(Attention):
         kv_shared_cache: Cache = None,
     ) -> AttentionResult:
         """As `Attention.block`, and as Tunix's own."""
-        if cache is not None or x.shape[1] <= self.size:
+        tokens = x.shape[1]
+        if cache is not None or tokens <= self.size:
             return super().block(x, segment_pos, cache, attn_mask, kv_shared_cache)
         with jax.named_scope("attention"):
             return self._by_blocks(x, segment_pos, attn_mask, kv_shared_cache)
@@ -832,7 +874,8 @@ class BlockAttention(Attention):
         """As `block`, but always in blocks, and without earlier tokens' keys and values."""
         config = self.config
         x = x.astype(config.dtype)
-        query = shard(self.q_einsum(x), config.shd_config.act_btnh)
+        query = self.q_einsum(x)
+        query = shard(query, config.shd_config.act_btnh)
         query = self._query_norm(query)
         query = self._turned(query, segment_pos)
         if kv_shared_cache is None:
@@ -871,9 +914,11 @@ class BlockAttention(Attention):
         key = shard(key, by_heads)
         value = shard(value, by_heads)
 
-        mean_square = jnp.mean(jnp.square(value), axis=-1, keepdims=True)
+        squares = jnp.square(value)
+        mean_square = jnp.mean(squares, axis=-1, keepdims=True)
         value *= jax.lax.rsqrt(mean_square + 1e-6)
-        key = self._turned(self._key_norm(key), positions)
+        key = self._key_norm(key)
+        key = self._turned(key, positions)
         return key, value
 
 
@@ -942,22 +987,27 @@ class _Answering:
     def begin(self, progress: _Progress, count: int) -> _Progress:
         """Read the first `count` tokens of all prompts in one pass."""
         rows, total = progress.tokens.shape
-        places = jnp.tile(jnp.arange(count), (rows, 1))
-        causal = jnp.tril(jnp.ones((count, total), bool))
+        places = jnp.arange(count)
+        places = jnp.tile(places, (rows, 1))
+        all_true = jnp.ones((count, total), bool)
+        causal = jnp.tril(all_true)
         seen = jnp.tile(causal, (rows, 1, 1))
         tokens = progress.tokens[:, :count]
         logits, cache = self.read(tokens, places, progress.cache, seen)
-        return self.choose(progress._replace(place=count - 1, cache=cache), logits)
+        progress = progress._replace(place=count - 1, cache=cache)
+        return self.choose(progress, logits)
 
     def step(self, progress: _Progress) -> _Progress:
         """Read one more token of each row."""
         rows, total = progress.tokens.shape
         at = progress.place
-        seen = jnp.tile(jnp.arange(total) <= at, (rows, 1, 1))
+        up_to_here = jnp.arange(total) <= at
+        seen = jnp.tile(up_to_here, (rows, 1, 1))
         token = progress.tokens[:, at][:, None]
         places = jnp.full((rows, 1), at)
         logits, cache = self.read(token, places, progress.cache, seen)
-        return self.choose(progress._replace(cache=cache), logits)
+        progress = progress._replace(cache=cache)
+        return self.choose(progress, logits)
 
     def choose(self, progress: _Progress, logits: Array) -> _Progress:
         """The next token of each row: the prompt's, as long as it has one, else the model's."""
@@ -969,20 +1019,25 @@ class _Answering:
         of_model = jnp.where(progress.done, 0, new)
         new = jnp.where(in_prompt, of_prompt, of_model)
 
-        is_last = jnp.isin(new, self.stops) | (place >= self.last)
-        done = progress.done | (~in_prompt & is_last)
+        is_stop = jnp.isin(new, self.stops)
+        is_last = is_stop | (place >= self.last)
+        ends_here = ~in_prompt & is_last
+        done = progress.done | ends_here
         tokens = tokens.at[:, place].set(new)
         return _Progress(place, tokens, progress.cache, done)
 
     def drawn(self, progress: _Progress, logits: Array) -> Array:
         """[B] int32, the model's token after the last of logits [B, n, V]."""
-        scores = logits[:, -1].astype(jnp.float32)
+        scores = logits[:, -1]
+        scores = scores.astype(jnp.float32)
         if self.heat is not None:  # the largest of scores plus such noise: a draw from a softmax
             total = progress.tokens.shape[1]
-            key = jax.random.key(self.seed * total + progress.place)
+            own_seed = self.seed * total + progress.place
+            key = jax.random.key(own_seed)
             noise = jax.random.gumbel(key, scores.shape)
             scores += self.heat * noise
-        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        likeliest = jnp.argmax(scores, axis=-1)
+        return likeliest.astype(jnp.int32)
 
 
 def answer_program(
@@ -1013,8 +1068,10 @@ def answer_program(
     def program(state: Any, tokens: Array, lengths: Array, last: Array) -> Array:
         answering = _Answering(graph, state, lengths, last, stops, heat, seed)
         rows, total = tokens.shape
-        cache = nnx.merge(graph, state).init_cache(rows, total, config.dtype)
-        progress = _Progress(0, tokens, cache, done=jnp.zeros(rows, bool))
+        merged = nnx.merge(graph, state)
+        cache = merged.init_cache(rows, total, config.dtype)
+        none_done = jnp.zeros(rows, bool)
+        progress = _Progress(0, tokens, cache, none_done)
         if at_once > 1:
             progress = answering.begin(progress, at_once)
 
@@ -1065,14 +1122,17 @@ def greedy(
         heat = np.resize(of_prompts, (len(tokens), 1))
     last = lengths + max_new_tokens - 1  # [B] position of the last token wanted
     if program is None:
-        program = answer_program(model, mesh, read_at_once(lengths), stop_ids, heat, seed)
+        at_once = read_at_once(lengths)
+        program = answer_program(model, mesh, at_once, stop_ids, heat, seed)
+    weights = nnx.state(model)
     with mesh:
-        filled = np.asarray(program(nnx.state(model), tokens, lengths, last))
+        filled = np.asarray(program(weights, tokens, lengths, last))
 
     answers = []
     for row, start in zip(filled[:len(prompts)], lengths):
-        answer = row[start:start + max_new_tokens]
-        answers.append(_until_stop(answer.tolist(), stop_ids))
+        end = start + max_new_tokens
+        answer = row[start:end].tolist()
+        answers.append(_until_stop(answer, stop_ids))
     return answers
 
 
@@ -1084,7 +1144,8 @@ def read_at_once(lengths: np.ndarray) -> int:
 
 def answer_shape(lengths: Sequence[int], max_new_tokens: int, parts: int) -> tuple[int, int]:
     """[B, T] of prompts with their answers: rows that `parts` divides, room for the new tokens."""
-    rows = math.ceil(len(lengths) / parts) * parts
+    rows_of_part = math.ceil(len(lengths) / parts)
+    rows = rows_of_part * parts
     longest = max(lengths) + max_new_tokens
     total = math.ceil(longest / 64) * 64  # few different shapes to compile
     return rows, total
@@ -1099,8 +1160,9 @@ def _rows_of(prompts: Prompts, max_new_tokens: int, parts: int) -> tuple[np.ndar
     final = len(prompts) - 1
     for row in range(rows):
         prompt = prompts[min(row, final)]
-        lengths[row] = len(prompt)
-        tokens[row, :len(prompt)] = prompt
+        length = len(prompt)
+        lengths[row] = length
+        tokens[row, :length] = prompt
     return tokens, lengths
 
 

@@ -217,10 +217,11 @@ def micro_batches_of(cfg: Settings, fsdp: int) -> tuple[int, int]:
         print(f"rows_per_step is {cfg.rows_per_step}; here a step has at least {micro_rows}")
         return 1, micro_rows
 
-    if cfg.rows_per_step % micro_rows:
+    micro_batches, remainder = divmod(cfg.rows_per_step, micro_rows)
+    if remainder:
         raise UserError(f"rows_per_step={cfg.rows_per_step} is no multiple of the {micro_rows} "
                         "rows of a micro-batch (rows_per_device on each part of fsdp).")
-    return cfg.rows_per_step // micro_rows, micro_rows
+    return micro_batches, micro_rows
 
 
 def make_dataset(
@@ -240,15 +241,17 @@ def validation_batch(rows: Rows, count: int, micro_rows: int) -> Batch:
 
     Empty rows, which train nothing, fill the last micro-batch up.
     """
-    chosen = [rows[number] for number in range(min(count, len(rows)))]
+    taken = min(count, len(rows))
+    chosen = [rows[number] for number in range(taken)]
     empty_row = jax.tree.map(np.zeros_like, chosen[0])
-    missing = -len(chosen) % micro_rows
+    missing = -taken % micro_rows
     chosen += [empty_row] * missing
 
     def stack(*columns: np.ndarray) -> np.ndarray:
         """M * B columns [T] -> [M, B, T]."""
         row_length = columns[0].shape[-1]
-        return np.stack(columns).reshape(-1, micro_rows, row_length)
+        stacked = np.stack(columns)
+        return stacked.reshape(-1, micro_rows, row_length)
 
     return jax.tree.map(stack, *chosen)
 
@@ -344,7 +347,8 @@ def cross_entropy(model: nnx.Module, hidden: jax.Array, labels: jax.Array) -> ja
       labels: [B, K], the tokens that they should predict.
     """
     with jax.named_scope("output_matrix"):
-        logits = model.embedder.decode(hidden).astype(jnp.float32)  # [B, K, V]
+        logits = model.embedder.decode(hidden)  # [B, K, V]
+        logits = logits.astype(jnp.float32)
         # A chip multiplies all rows by its slice of the vocabulary: none needs the whole matrix.
         by_vocabulary = (None, None, ("tp", "fsdp"))
         logits = gemma.shard(logits, by_vocabulary)
@@ -380,7 +384,8 @@ def in_chunks(function: Callable[..., jax.Array], most: int, *arrays: jax.Array)
     if chunks == 1:
         return function(*arrays)
 
-    size = math.ceil(positions / (chunks * 128)) * 128  # of a chunk; 128: TPU lanes
+    times_128 = math.ceil(positions / (chunks * 128))  # a TPU has 128 lanes
+    size = times_128 * 128  # of a chunk
     missing = chunks * size - positions
 
     def cut(array: jax.Array) -> jax.Array:
@@ -398,7 +403,8 @@ def in_chunks(function: Callable[..., jax.Array], most: int, *arrays: jax.Array)
 
     all_pieces = tuple(cut(array) for array in arrays)
     results = jax.lax.map(of_chunk, all_pieces)  # [chunks, B, size]
-    joined = jnp.moveaxis(results, 0, 1).reshape(rows, -1)
+    by_row = jnp.moveaxis(results, 0, 1)
+    joined = by_row.reshape(rows, -1)
     return joined[:, :positions]
 
 
@@ -424,9 +430,11 @@ def capacity_of(*parts: PackedRows) -> int:
     most = 0
     for rows in parts:
         trained = rows.arrays["loss_mask"].sum(-1)
-        most = max(most, int(trained.max()))
+        most_of_part = int(trained.max())
+        most = max(most, most_of_part)
     rounded_up = math.ceil(most / 128) * 128
-    row_length = parts[0].arrays["tokens"].shape[-1]
+    tokens = parts[0].arrays["tokens"]
+    row_length = tokens.shape[-1]
     return min(rounded_up, row_length - 1)  # the first token of a row is never predicted
 
 
@@ -482,7 +490,8 @@ def optimizer_name() -> str:
     arguments = ""
     if isinstance(OPTIMIZER, functools.partial):
         function = OPTIMIZER.func
-        words = [f"{name}={value!r}" for name, value in sorted(OPTIMIZER.keywords.items())]
+        in_order = sorted(OPTIMIZER.keywords.items())
+        words = [f"{name}={value!r}" for name, value in in_order]
         arguments = f"({', '.join(words)})"
 
     name = getattr(function, "__name__", "<lambda>")
@@ -600,7 +609,9 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     only_fsdp = mesh.size > 1 and mesh.shape["fsdp"] == mesh.size
     if chip in ("v5e", "v5p", "v6e") and only_fsdp:
         options |= GATHERS_BESIDE
-    return options or None
+    if not options:
+        return None
+    return options
 
 
 def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
@@ -620,7 +631,8 @@ def jit_optimizer_state(optimizer: optax.GradientTransformation, shapes: Tree) -
       optimizer: from `make_optimizer`.
       shapes: the state without its numbers. It says on which sharding each array has to lie.
     """
-    return jax.jit(optimizer.init, out_shardings=_shardings_of(shapes))
+    shardings = _shardings_of(shapes)
+    return jax.jit(optimizer.init, out_shardings=shardings)
 
 
 def jit_train_step(
@@ -643,7 +655,9 @@ def jit_train_step(
       options: for the compiler. They're the same if it's compiled ahead of time, or when called.
     """
     step = make_train_step(model, optimizer, loss_fn)
-    new_shardings = (_shardings_of(state.adapters), _shardings_of(state.opt_state), None)
+    of_adapters = _shardings_of(state.adapters)
+    of_opt_state = _shardings_of(state.opt_state)
+    new_shardings = (of_adapters, of_opt_state, None)
     return jax.jit(
         step,
         donate_argnums=(0, 1),
@@ -680,8 +694,11 @@ def compile_ahead(lowered: jax.stages.Lowered) -> Future[Compiled]:
     def work() -> Compiled:
         began = time.perf_counter()
         compiled = lowered.compile()
-        return compiled, time.perf_counter() - began
-    return ThreadPoolExecutor(1).submit(work)
+        seconds = time.perf_counter() - began
+        return compiled, seconds
+
+    one_thread = ThreadPoolExecutor(1)
+    return one_thread.submit(work)
 
 
 # ── Memory ──
@@ -708,7 +725,8 @@ def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> di
     }
 
     needed = sum(held.values())
-    limit = _memory_stats().get("bytes_limit", 0) / 2**30
+    stats = _memory_stats()
+    limit = stats.get("bytes_limit", 0) / 2**30
     if limit and needed > limit:
         raise UserError(f"this does not fit: {needed:.1f} GiB per device of {limit:.1f}. "
                         f"{LESS_MEMORY}")
@@ -717,7 +735,11 @@ def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> di
 
 def _memory_stats() -> dict[str, int]:
     """What the first device says about its memory, in bytes; an empty dict on a CPU."""
-    return jax.local_devices()[0].memory_stats() or {}
+    first_device = jax.local_devices()[0]
+    stats = first_device.memory_stats()
+    if not stats:
+        return {}
+    return stats
 
 
 LESS_MEMORY = 'Lower rows_per_device, set remat="DECODER", or pack shorter rows in 02.'
@@ -762,7 +784,9 @@ def machine_facts(mesh: Mesh, held: dict[str, float]) -> dict[str, Any]:
 
 def write_machine(mesh: Mesh, held: dict[str, float], **facts: Any) -> None:
     """Write `machine.json`: `machine_facts`, and what else the page knows of this run."""
-    write_json(run_dir("train", "machine.json"), machine_facts(mesh, held) | facts)
+    path = run_dir("train", "machine.json")
+    of_machine = machine_facts(mesh, held)
+    write_json(path, of_machine | facts)
 
 
 # ── State and checkpoints ──
@@ -868,7 +892,8 @@ def _only_checkpoint(path: epath.Path) -> None:
 def _may_be_checkpoint(path: epath.Path) -> bool:
     """Can Orbax have made this file or folder?"""
     step, unfinished, _ = path.name.partition(".orbax-checkpoint-tmp")
-    if not step.isdecimal() or not path.is_dir():
+    is_numbered = step.isdecimal()
+    if not is_numbered or not path.is_dir():
         return False
     names = {entry.name for entry in path.iterdir()}
     if unfinished or not names:
@@ -884,7 +909,8 @@ def word_sum(array: jax.Array) -> jax.Array:
     sum doesn't matter. The mixing is the last part of MurmurHash3
     (https://github.com/aappleby/smhasher), which maps 32 bits to 32 bits one to one.
     """
-    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    unsigned_by_size = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+    unsigned = unsigned_by_size[array.dtype.itemsize]
     if array.dtype == bool:
         words = array.astype(unsigned)
     else:
@@ -893,9 +919,11 @@ def word_sum(array: jax.Array) -> jax.Array:
     place = jnp.zeros(array.shape, jnp.uint32)  # a word's number, counted through all axes
     for axis, length in enumerate(array.shape):
         place *= length
-        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        along_axis = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        place += along_axis
 
-    mixed = words.astype(jnp.uint32) + place * jnp.uint32(0x9E3779B1)
+    words = words.astype(jnp.uint32)
+    mixed = words + place * jnp.uint32(0x9E3779B1)
     mixed ^= mixed >> 16
     mixed *= jnp.uint32(0x85EBCA6B)
     mixed ^= mixed >> 13
@@ -988,8 +1016,10 @@ def write_recipe(
     pairs = gemma.adapted_modules(model)
     trainable = 0
     for pair in pairs.values():
-        trainable += pair["a"].size + pair["b"].size
-    losses = log.dropna(subset="val_loss").set_index("step").val_loss
+        a, b = pair["a"], pair["b"]
+        trainable += a.size + b.size
+    validations = log.dropna(subset="val_loss")
+    losses = validations.set_index("step").val_loss
     Recipe(
         **recipe,
         size=size_of_run(),
@@ -1063,7 +1093,10 @@ def restore(
 
 def checkpoints_of(cfg: Settings) -> epath.Path:
     """The folder of a run's checkpoints, in a bucket or below the run directory."""
-    return epath.Path(cfg.checkpoints or run_dir("train", "checkpoints").resolve())
+    if cfg.checkpoints:
+        return epath.Path(cfg.checkpoints)
+    below_run = run_dir("train", "checkpoints")
+    return epath.Path(below_run.resolve())
 
 
 def begin_or_resume(
@@ -1085,9 +1118,13 @@ def begin_or_resume(
         throw_away(folder)
     manager = open_checkpoints(folder, cfg.checkpoint_every, steps, cfg.checkpoints_kept)
     state = restore(manager, state, recipe)
-    where = f"resuming from step {state.step}" if state.step else "starting at step 0"
-    rest = ", nothing left to train" if state.step == steps else ""
-    print(f"{where} of {steps}{rest}")
+    begin = "starting at step 0"
+    if state.step:
+        begin = f"resuming from step {state.step}"
+    rest = ""
+    if state.step == steps:
+        rest = ", nothing left to train"
+    print(f"{begin} of {steps}{rest}")
     return manager, state
 
 
@@ -1101,8 +1138,10 @@ def _leave_aside(manager: ocp.CheckpointManager, step: int, why: DamagedError) -
         raise UserError(f"checkpoint {step} in {manager.directory} is damaged ({why}). "
                         "Delete it, and start all hosts again.") from why
     print(f"checkpoint {step} is damaged ({why}) and is left aside")
+    silent = logging.CRITICAL + 1
     for name in ("asyncio", "concurrent.futures"):  # they'd print what the failed reads left behind
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        logger = logging.getLogger(name)
+        logger.setLevel(silent)
 
 
 def _restore_step(
@@ -1151,7 +1190,8 @@ def _notes_of(manager: ocp.CheckpointManager, step: int) -> tuple[dict, dict]:
         notes = manager.metadata(step).custom_metadata
     if not isinstance(notes, dict):
         raise DamagedError("it has no notes")
-    recipe, digests = notes.get("recipe"), notes.get("digests", {})
+    recipe = notes.get("recipe")
+    digests = notes.get("digests", {})
     if not isinstance(recipe, dict) or not isinstance(digests, dict):
         raise DamagedError("its notes aren't what was saved")
     return recipe, digests
@@ -1174,18 +1214,23 @@ def _same_recipe(
     saved = OLDER | saved
     differences = []
     for key, value in recipe.items():
-        if saved.get(key) != value:
-            there, here = _shown(saved.get(key)), _shown(value)
+        saved_value = saved.get(key)
+        if saved_value != value:
+            there = _shown(saved_value)
+            here = _shown(value)
             differences.append(f"{key}: {there} there, {here} here")
     if differences:
+        listed = "; ".join(differences)
         raise UserError(f"{manager.directory} holds step {step} of another recipe: "
-                        f"{'; '.join(differences)}.\nSet fresh=True to throw it away, or another "
+                        f"{listed}.\nSet fresh=True to throw it away, or another "
                         "RUN_DIR (and CHECKPOINTS, where it is set) to keep it.")
 
 
 def _shown(value: Any) -> str:
     """A setting's value as a message shows it; an empty text would be invisible."""
-    return '""' if value == "" else str(value)
+    if value == "":
+        return '""'
+    return str(value)
 
 
 def _same_shapes(expected: Tree, restored: Tree) -> None:
@@ -1197,7 +1242,8 @@ def _same_shapes(expected: Tree, restored: Tree) -> None:
     expected_arrays = jax.tree.leaves(expected)
     restored_arrays = jax.tree.leaves(restored)
     for wanted, array in zip(expected_arrays, restored_arrays, strict=True):
-        if wanted.shape != array.shape or wanted.dtype != array.dtype:
+        expected_kind = (wanted.shape, wanted.dtype)
+        if (array.shape, array.dtype) != expected_kind:
             raise DamagedError(f"an array is {array.dtype}{array.shape}, not "
                                f"{wanted.dtype}{wanted.shape}")
 
@@ -1218,10 +1264,12 @@ STEP_FIELDS = ("loss", "learning_rate", "grad_norm", "seconds", "real_tokens")
 
 def _is_record(value: Any) -> bool:
     """Is a value from `log.jsonl` what `StepLog` writes of a step or of a validation?"""
-    if not isinstance(value, dict) or type(value.get("step")) is not int:
+    if not isinstance(value, dict):
+        return False
+    if type(value.get("step")) is not int:  # a bool is an int for isinstance
         return False
     for number in value.values():
-        if type(number) not in (int, float):  # a bool is an int for isinstance
+        if type(number) not in (int, float):
             return False
     fields = set(value) - {"step"}
     return fields in ({"val_loss"}, set(STEP_FIELDS))
@@ -1233,7 +1281,8 @@ def read_log(path: str | Path) -> pd.DataFrame:
     The columns are `step`, `val_loss` and `STEP_FIELDS`; NaN where a line has no such number.
     """
     records = []
-    for line in json_lines(Path(path).read_bytes()):
+    text = Path(path).read_bytes()
+    for line in json_lines(text):
         if _is_record(line.value):
             records.append(line.value)
     columns = ["step", "val_loss", *STEP_FIELDS]
@@ -1269,7 +1318,8 @@ class StepLog:
                 self.validations.append(record["val_loss"])
 
         lines = [json.dumps(record) + "\n" for record in kept]
-        write_text(self.path, "".join(lines))
+        text = "".join(lines)
+        write_text(self.path, text)
         self.tracker = track.begin(self.path)
         for record in kept:
             track.write(self.tracker, record)
@@ -1287,7 +1337,8 @@ class StepLog:
             return []
         records = []
         damaged = []
-        for line in json_lines(self.path.read_bytes()):
+        text = self.path.read_bytes()
+        for line in json_lines(text):
             if _is_record(line.value):
                 records.append(line.value)
             else:
@@ -1299,7 +1350,10 @@ class StepLog:
         if not step:
             return []
 
-        kept = [record for record in records if record["step"] <= step]
+        kept = []
+        for record in records:
+            if record["step"] <= step:
+                kept.append(record)
         if damaged:
             print(f"{self.path}: {len(damaged)} damaged lines are left out, the first is line "
                   f"{damaged[0]}. The training isn't touched by that.")
@@ -1307,8 +1361,9 @@ class StepLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line. The operating system gets it at once, so a killed run has it, too."""
+        line = json.dumps(record)
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(f"{line}\n")
         track.write(self.tracker, record)
 
     def training(self, record: dict[str, Any]) -> None:
@@ -1323,36 +1378,49 @@ class StepLog:
         done = step - self.first - 1  # the first step warms up, so its time isn't counted
         if not done:
             self.begun = time.perf_counter()
-        is_printed = step % self.every == 0 or not done or step == self.steps
-        if not is_printed:
-            return
+        is_one_in_every = step % self.every == 0
+        is_first = not done
+        is_last = step == self.steps
+        if is_one_in_every or is_first or is_last:
+            self._print_step(record, done)
 
-        seconds = sum(step["seconds"] for step in self.unprinted)
-        tokens = sum(step["real_tokens"] for step in self.unprinted)
+    def _print_step(self, record: dict[str, Any], done: int) -> None:
+        """Print the line of a step. `done` steps of this process were measured before it."""
+        step = record["step"]
         count = len(self.unprinted)
+        seconds = sum(unprinted["seconds"] for unprinted in self.unprinted)
+        tokens = sum(unprinted["real_tokens"] for unprinted in self.unprinted)
         self.unprinted = []
+        pace = seconds / count
+        throughput = tokens / seconds
         parts = [
             f"step {step}/{self.steps}",
             f"loss {record['loss']:.4f}",
             f"lr {record['learning_rate']:.2e}",
             f"grad norm {record['grad_norm']:.2f}",
-            f"{seconds / count:.2f} s/step",
-            f"{tokens / seconds:,.0f} real tok/s",
+            f"{pace:.2f} s/step",
+            f"{throughput:,.0f} real tok/s",
         ]
         if done:
-            pace = (time.perf_counter() - self.begun) / done
-            parts.append(f"left {clock(pace * (self.steps - step))}")
-        print(" | ".join(parts), flush=True)
+            since_first = time.perf_counter() - self.begun
+            mean_pace = since_first / done
+            steps_left = self.steps - step
+            left = clock(mean_pace * steps_left)
+            parts.append(f"left {left}")
+        line = " | ".join(parts)
+        print(line, flush=True)
 
     def validation(self, step: int, loss: float) -> None:
         """Log and print a validation loss, with the best one if that was earlier."""
         self.write({"step": step, "val_loss": loss})
         self.validations.append(loss)
         best = int(np.argmin(self.validations))
-        since = len(self.validations) - 1 - best
+        newest = len(self.validations) - 1
+        since = newest - best
         note = ""
         if since:
-            note = f" | best {self.validations[best]:.4f}, {since} validations ago"
+            lowest = self.validations[best]
+            note = f" | best {lowest:.4f}, {since} validations ago"
         print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
 
 
@@ -1386,14 +1454,17 @@ def train(run: Run, state: State) -> State:
     """
     log = run.log
     log.rewind(state.step)
-    if not log.validations and state.step in (0, log.steps):  # at the end: its log was lost
+    at_an_end = state.step in (0, log.steps)
+    if at_an_end and not log.validations:  # after the last step: its log was lost
         loss = run.validate(state.adapters)
         log.validation(state.step, loss)
 
     steps = steps_from(run, state)
     for state, record in steps:
         log.training(record)  # before the checkpoint that contains this step
-        if state.step % run.validate_every == 0 or state.step == log.steps:
+        is_due = state.step % run.validate_every == 0
+        is_last = state.step == log.steps
+        if is_due or is_last:
             loss = run.validate(state.adapters)
             log.validation(state.step, loss)
         save(run.manager, state, run.recipe)
@@ -1412,15 +1483,20 @@ def steps_from(run: Run, state: State) -> Iterator[tuple[State, dict[str, Any]]]
     batches = iter(run.dataset)
     if state.data is not None:
         batches.set_state(state.data)
-    batch = to_mesh(next(batches), run.mesh)
-    for step in range(state.step + 1, run.log.steps + 1):
+    rows = next(batches)
+    batch = to_mesh(rows, run.mesh)
+    first = state.step + 1
+    last = run.log.steps
+    for step in range(first, last + 1):
         began = time.perf_counter()
         position = batches.get_state()
         adapters, opt_state, metrics = run.train_step(
             state.adapters, state.opt_state, run.frozen, batch)
-        batch = to_mesh(next(batches), run.mesh)  # the next one is read while this step runs
+        rows = next(batches)  # the next ones are read while this step runs
+        batch = to_mesh(rows, run.mesh)
         state = State(step, adapters, opt_state, position)
-        yield state, _record_of(state, metrics, began)
+        record = _record_of(state, metrics, began)
+        yield state, record
 
 
 def train_again(run: Run, state: State, log: pd.DataFrame, most: int) -> State:
@@ -1437,12 +1513,15 @@ def train_again(run: Run, state: State, log: pd.DataFrame, most: int) -> State:
     Returns:
       The last `State`.
     """
-    logged = log.dropna(subset="loss").set_index("step").loss
+    logged_steps = log.dropna(subset="loss")
+    logged = logged_steps.set_index("step").loss
     steps = steps_from(run, state)
     for state, record in itertools.islice(steps, most):
         loss = record["loss"]
         before = logged.get(state.step)
-        answer = "as before" if loss == before else f"not {before}"
+        answer = f"not {before}"
+        if loss == before:
+            answer = "as before"
         print(f"step {state.step}: loss {loss}, {answer}")
     return state
 
@@ -1462,7 +1541,9 @@ def _record_of(state: State, metrics: Metrics, began: float) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "real_tokens": int(metrics["real_tokens"]),
     }
-    if not np.isfinite(record["grad_norm"]):
-        raise UserError(f"step {state.step}: loss {record['loss']}, gradient norm "
-                        f"{record['grad_norm']}. Lower learning_rate, and start over.")
+    loss = record["loss"]
+    norm = record["grad_norm"]
+    if not np.isfinite(norm):
+        raise UserError(f"step {state.step}: loss {loss}, gradient norm "
+                        f"{norm}. Lower learning_rate, and start over.")
     return record
