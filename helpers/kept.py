@@ -11,12 +11,33 @@ LIMIT = 19e9         # bytes; Kaggle keeps 20 GB of a session
 RESERVE = 2_000_000  # bytes held for the report and the end of the log, whatever else fills up
 # Below the run directory, the most precious first. `merged/` isn't here: it's 62 GB, and 04 makes
 # it again from the adapter.
-FIRST = ("adapter", "train/recipe.json", "train/machine.json", "train/log.jsonl",
-         "train/answers.json", "merge.json", "model_card.md", "setup.json", "times.json",
-         "first_hour/report.json", "first_hour/report.md", "first_hour/serve.log",
-         "first_hour/train.log", "first_hour/data.log")
-THEN = ("eval", "bench", "serve", "data", "notebooks", "figures", "jax_cache", "xla_cache",
-        "first_hour/run/serve")
+FIRST = (
+    "adapter",
+    "train/recipe.json",
+    "train/machine.json",
+    "train/log.jsonl",
+    "train/answers.json",
+    "merge.json",
+    "model_card.md",
+    "setup.json",
+    "times.json",
+    "first_hour/report.json",
+    "first_hour/report.md",
+    "first_hour/serve.log",
+    "first_hour/train.log",
+    "first_hour/data.log",
+)
+THEN = (
+    "eval",
+    "bench",
+    "serve",
+    "data",
+    "notebooks",
+    "figures",
+    "jax_cache",
+    "xla_cache",
+    "first_hour/run/serve",
+)
 CHECKPOINTS = "train/checkpoints"
 
 
@@ -70,7 +91,8 @@ class Keeper:
         fresh = self.working / ".session.log"
         with contextlib.suppress(OSError):
             text = self.log.read_bytes()
-            fresh.write_bytes(text[-RESERVE // 2:])
+            end = text[-RESERVE // 2:]
+            fresh.write_bytes(end)
             fresh.replace(self.working / "session.log")
 
     def keep(self) -> list[str]:
@@ -107,8 +129,9 @@ class Keeper:
 
     def _room(self) -> float:
         """Bytes that may still be written."""
-        allowed = LIMIT - _total(_finished_files(self.working))
-        return min(allowed, shutil.disk_usage(self.working).free)
+        written = _total(_finished_files(self.working))
+        free = shutil.disk_usage(self.working).free
+        return min(LIMIT - written, free)
 
     def _copy(self, name: str) -> list[str]:
         """Copy a file or folder as far as it has changed; a line if it has no room."""
@@ -138,7 +161,8 @@ class Keeper:
         return self.working / path.relative_to(self.run)
 
     def _no_room(self, what: str, size: int) -> str:
-        return f"left out {what}: {size / 1e6:.1f} MB don't fit into {self.working}"
+        megabytes = size / 1e6
+        return f"left out {what}: {megabytes:.1f} MB don't fit into {self.working}"
 
     def _copy_newest_checkpoint(self) -> list[str]:
         """Copy the newest finished checkpoint, then remove older copies; a line if it can't be."""
