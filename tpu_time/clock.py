@@ -100,7 +100,9 @@ class Prediction:
     @property
     def unknown_share(self) -> float:
         """The share of FLOPs or bytes, whichever is more, of which no cost is known."""
-        return 1.0 if self.opaque else max(self.unknown_flops, self.unknown_bytes)
+        if self.opaque:
+            return 1.0
+        return max(self.unknown_flops, self.unknown_bytes)
 
     @property
     def trusted(self) -> bool:
@@ -249,8 +251,10 @@ class Clock:
         about = record.about._asdict() | {"bytes": size, "axes": axes}
         kind = record.jobs[0].kind
         start = self.take_links(seconds, axes)
-        self.events.append(Event(record.name, kind, "links", start, seconds, count, **about))
-        self.pending[record.key] = Pending(start + seconds, kind, about)
+        end = start + seconds
+        event = Event(record.name, kind, "links", start, seconds, count, **about)
+        self.events.append(event)
+        self.pending[record.key] = Pending(end, kind, about)
         if record.role == "whole":
             self.wait(record.name, record.key, count)
 
@@ -263,8 +267,10 @@ class Clock:
             "direction": record.direction,
             "bytes": record.bytes,
         }
-        self.events.append(Event(record.name, "copy", "copies", start, seconds, count, **about))
-        self.pending[record.name] = Pending(start + seconds, "copy", about)
+        end = start + seconds
+        event = Event(record.name, "copy", "copies", start, seconds, count, **about)
+        self.events.append(event)
+        self.pending[record.name] = Pending(end, "copy", about)
 
     def wait(self, name: str, key: str, count: int) -> None:
         """Stand still until what was started under a key is done."""

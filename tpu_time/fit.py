@@ -151,8 +151,10 @@ class Fit:
     @property
     def fits(self) -> bool:
         """Does the step fit? An estimate has to leave `SPARE` of the chip free."""
-        usable = 1.0 if self.compiled else 1 - SPARE
-        return self.total <= self.limit * usable
+        usable = self.limit
+        if not self.compiled:
+            usable *= 1 - SPARE
+        return self.total <= usable
 
     @property
     def is_tight(self) -> bool:
@@ -178,14 +180,20 @@ class Fit:
         slow, fast = self.speeds()
         return f"{slow:,.0f} to {fast:,.0f}"
 
+    @property
+    def how(self) -> str:
+        """How its numbers are known: compiled or estimated."""
+        if self.compiled:
+            return "compiled"
+        return "estimated"
+
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
-        how = "compiled" if self.compiled else "estimated"
         rows = "row" if self.rows == 1 else "rows"
         return (
             f"{self.model}, {self.base_dtype} base, on a {self.slice}: {verdict} with "
             f"remat={self.remat} and {self.rows} {rows} of {self.row_length:,} tokens at once, "
-            f"{self.total:.1f} of {self.limit:.1f} GiB per chip ({how})"
+            f"{self.total:.1f} of {self.limit:.1f} GiB per chip ({self.how})"
         )
 
 
@@ -197,7 +205,8 @@ def _config(model: str) -> dict:
       UserError: no model is called that.
     """
     if model not in LENGTHS:
-        raise UserError(f"model={model}: there are {', '.join(LENGTHS)}.")
+        models = ", ".join(LENGTHS)
+        raise UserError(f"model={model}: there are {models}.")
     path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
     return architecture.read_config(path)
 
@@ -227,7 +236,8 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
     in float32. A quantized base keeps its embeddings in bfloat16.
     """
     config = _config(model)
-    numbers = architecture.parameters(config)["total"] + _padding(config)
+    count = architecture.parameters(config)
+    numbers = count["total"] + _padding(config)
     weights = 2.0 * numbers
     adapters = 0.0  # numbers that a chip has of them
     quantized = 0  # numbers of the base that are stored in fewer bits
@@ -242,11 +252,15 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
         adapters += math.prod(a) / cuts_of_a + math.prod(b) / cuts_of_b
 
     if base_dtype != "bfloat16":
-        scales = 2.0 / TILE if base_dtype == "nf4" else 0.0
+        scales = 0.0
+        if base_dtype == "nf4":
+            scales = 2.0 / TILE
         saved = BASE_BYTES[base_dtype] - 2.0 + scales  # bytes of a number; below 0
         weights += quantized * saved
     chips = fsdp * tp
-    return weights / chips / GIB, ADAPTER_BYTES * adapters / GIB
+    base_gib = weights / chips / GIB
+    adapters_gib = ADAPTER_BYTES * adapters / GIB
+    return base_gib, adapters_gib
 
 
 def _padding(config: dict) -> int:
@@ -279,7 +293,8 @@ def _layer_bytes(layer: Layer, length: int, tp: int) -> tuple[float, float]:
             met += min(end, layer.window + BLOCK)
 
     stream = 8 * 2 * layer.width
-    rest = 2 * numbers + SCORES * layer.heads * met / len(blocks)
+    scores = SCORES * layer.heads * met / len(blocks)
+    rest = 2 * numbers + scores
     return stream / tp, rest / tp
 
 
@@ -333,7 +348,10 @@ def estimate(
     base, adapters = held(model, fsdp, tp, base_dtype)
     tokens = rows / fsdp * row_length
     vocabulary = architecture.text_config(config)["vocab_size"]
-    kept = _kept_activations(architecture.layers(config), remat, row_length, tp)
+    logits = tokens / 2 * vocabulary / tp * 8
+    layers = architecture.layers(config)
+    kept = _kept_activations(layers, remat, row_length, tp)
+    gathered = _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp)
 
     # The adapters' gradients in float32, and a copy in bfloat16. A step of several micro-batches
     # holds their sum as well.
@@ -345,8 +363,8 @@ def estimate(
         "adapters and Adam": adapters,
         "gradients": gradients,
         "activations": tokens * kept / GIB,
-        "logits": tokens / 2 * vocabulary / tp * 8 / GIB,
-        "gathered weights": _gathered(config, base_dtype) * (fsdp - 1) / (fsdp * tp) / GIB,
+        "logits": logits / GIB,
+        "gathered weights": gathered / GIB,
     }
 
 
@@ -356,8 +374,12 @@ def _gathered(config: dict, base_dtype: str) -> float:
     That's what the compiler does in the stored rows: it keeps all that came from the other chips,
     or half of it if the base is quantized. The output matrix is never gathered.
     """
-    kept = 1.0 if base_dtype == "bfloat16" else 0.5
-    numbers = sum(module.size for module in architecture.modules(config))
+    kept = 0.5
+    if base_dtype == "bfloat16":
+        kept = 1.0
+    numbers = 0
+    for module in architecture.modules(config):
+        numbers += module.size
     return kept * 2.0 * numbers
 
 
@@ -389,15 +411,18 @@ def will_it_fit(
       UserError: a word is unknown, or there's no such mesh or number of rows.
     """
     if base_dtype not in BASE_BYTES or remat not in REMATS:
+        dtypes = ", ".join(BASE_BYTES)
+        remats = ", ".join(REMATS)
         raise UserError(
-            f"base_dtype={base_dtype}, remat={remat}: there are "
-            f"{', '.join(BASE_BYTES)} and {', '.join(REMATS)}."
+            f"base_dtype={base_dtype}, remat={remat}: there are {dtypes} and {remats}."
         )
     name = slice_name(kind, chips)
     fsdp, tp = mesh_of(model, chips)
     row_length = row_length or LENGTHS[model][0]
     if not rows:
-        rows = fsdp * 2 if kind == "v5p" else fsdp
+        rows = fsdp
+        if kind == "v5p":
+            rows *= 2
     if rows % fsdp:
         raise UserError(f"rows={rows}: a ({fsdp}, {tp}) mesh computes a multiple of {fsdp}.")
 
@@ -451,10 +476,14 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
     fsdp, tp = stored.mesh_of(row, model)
     _, adapters = held(model, fsdp, tp, base_dtype)
     base = float(row["args_gib"]) - adapters
-    seconds_at_peak = float(row["flops_per_chip"]) / chip(kind).flops
-    speed = row["tokens_per_second_predicted"]
+    temporaries = float(row["hbm_gib"]) - base - adapters
+    spec = chip(kind)
+    seconds_at_peak = float(row["flops_per_chip"]) / spec.flops
+    bound = float(row["real_tokens_per_step"]) / seconds_at_peak
+    speed = None
     slowed = 1.0
-    if speed:
+    if row["tokens_per_second_predicted"]:
+        speed = float(row["tokens_per_second_predicted"])
         waiting = float(row["seconds_exposed"])
         longer = (SLOW_LINKS.get(name, 1.0) - 1) * waiting
         slowed = 1 + longer / float(row["seconds_predicted"])
@@ -470,12 +499,12 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
         parts={
             "base weights": base,
             "adapters and Adam": adapters,
-            "temporaries": float(row["hbm_gib"]) - base - adapters,
+            "temporaries": temporaries,
         },
-        limit=chip(kind).hbm / GIB,
+        limit=spec.hbm / GIB,
         compiled=True,
-        speed=float(speed) if speed else None,
-        bound=float(row["real_tokens_per_step"]) / seconds_at_peak,
+        speed=speed,
+        bound=bound,
         slowed=slowed,
     )
 
@@ -545,30 +574,38 @@ def run_cost(
           the sum of the least. No text of dollars if the price isn't known (nan).
     """
     at_least = speed is None and fit.speed is None
-    minutes = _minutes(fit, tokens, speed or fit.speed or fit.bound)
-    slowed = fit.slowed if speed is None else 1.0
+    assumed_speed = speed or fit.speed or fit.bound
+    minutes = _minutes(fit, tokens, assumed_speed)
+    slowed = 1.0
+    if speed is None:
+        slowed = fit.slowed
     ranges = {}
     for part, middle in minutes.items():
         ranges[part] = _range(part, middle, at_least, slowed)
     hours = sum(minutes.values()) / 60
-    ends = [sum(low for low, _ in ranges.values()) / 60]
-    sign = "≥ "
-    if not at_least:
-        ends.append(sum(high for _, high in ranges.values()) / 60)
-        sign = ""
-    hours_text = " to ".join(f"{end:.2f}" for end in ends)
+    least = sum(low for low, _ in ranges.values()) / 60
+    most = sum(high for _, high in ranges.values()) / 60
     dollars_text = ""
     if not math.isnan(dollars_per_hour):
-        dollars_text = sign + " to ".join(f"{end * dollars_per_hour:.1f}" for end in ends)
+        cheapest = f"{least * dollars_per_hour:.1f}"
+        dearest = f"{most * dollars_per_hour:.1f}"
+        dollars_text = _ends(cheapest, dearest, at_least)
     return {
         "minutes": minutes,
         "ranges": ranges,
         "hours": hours,
         "dollars": hours * dollars_per_hour,
         "at_least": at_least,
-        "hours_text": sign + hours_text,
+        "hours_text": _ends(f"{least:.2f}", f"{most:.2f}", at_least),
         "dollars_text": dollars_text,
     }
+
+
+def _ends(least: str, most: str, at_least: bool) -> str:
+    """A range as text; only its lower end if the upper one isn't known."""
+    if at_least:
+        return f"≥ {least}"
+    return f"{least} to {most}"
 
 
 def _range(part: str, middle: float, at_least: bool, slowed: float) -> tuple[float, float]:
@@ -611,7 +648,9 @@ def answer_minutes(fit: Fit) -> float:
     kind, _, _ = fit.slice.partition("-")
     base, _ = held(fit.model, 1, fit.chips, fit.base_dtype)
     weights = base * GIB
-    return ANSWER_TOKENS * ANSWER_OVER_FLOOR * weights / chip(kind).bandwidth / 60
+    bandwidth = chip(kind).bandwidth
+    seconds = ANSWER_TOKENS * ANSWER_OVER_FLOOR * weights / bandwidth
+    return seconds / 60
 
 
 @functools.cache
@@ -630,7 +669,9 @@ def price(kind: str, chips: int) -> float:
     Not a number (nan) if the table has no price of that kind of chip.
     """
     rate = chip(kind).dollars_per_hour
-    return math.nan if rate is None else chips * rate
+    if rate is None:
+        return math.nan
+    return chips * rate
 
 
 def renters_rows(
@@ -645,13 +686,16 @@ def renters_rows(
       slices: {slice: (kind of chip, chips)}; without it, `SLICES`.
       prices: {slice: dollars an hour}; without one, `price` says what Google asks for.
     """
+    listed = slices or SLICES
+    asked = prices or {}
     rows = []
     for model in models:
-        for kind, chips in (slices or SLICES).values():
+        for kind, chips in listed.values():
             for dtype in BASE_BYTES:
                 fit = best_fit(kind, chips, model, dtype)
                 usual = price(kind, chips)
-                rows.append((fit, (prices or {}).get(fit.slice, usual)))
+                dollars_per_hour = asked.get(fit.slice, usual)
+                rows.append((fit, dollars_per_hour))
     return rows
 
 
@@ -676,7 +720,8 @@ def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, st
             name += f", weights in {step.base_dtype}"
         dollars = NOT_PREDICTED
         if step.speed is not None:
-            dollars = run_cost(step, tokens, dollars_per_hour)["dollars_text"]
+            cost = run_cost(step, tokens, dollars_per_hour)
+            dollars = cost["dollars_text"]
         row_of[step.slice] = {
             "slice": step.slice,
             "what fits": name,
@@ -700,20 +745,24 @@ def full_table(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, s
             fits_whole.add(here)
         is_needed = step.base_dtype == "int8" and here not in fits_whole
         if step.base_dtype == "bfloat16" or is_needed:
-            listed.append(_full_row(step, tokens, dollars_per_hour))
+            row = _full_row(step, tokens, dollars_per_hour)
+            listed.append(row)
     return listed
 
 
 def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, str]:
     """One row of `full_table`; its speed, hours and dollars are empty if the step doesn't fit."""
     needed = step.total
-    how = "compiled" if step.compiled else "estimated"
-    planned = PLANNED.get((step.slice, step.model, step.base_dtype))
-    if planned is not None and not step.compiled:
-        needed, how = planned, "planned"
-    fits, unknown = "no", ""
+    how = step.how
+    asked = (step.slice, step.model, step.base_dtype)
+    if asked in PLANNED and not step.compiled:
+        needed = PLANNED[asked]
+        how = "planned"
+    fits = "no"
+    unknown = ""
     if step.fits:
-        fits, unknown = "yes", NOT_PREDICTED
+        fits = "yes"
+        unknown = NOT_PREDICTED
     if step.is_tight:
         fits = "yes, tight"
     speed = minutes = hours = dollars = unknown
@@ -722,7 +771,8 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
         cost = run_cost(step, tokens, dollars_per_hour)
         least, most = cost["ranges"]["optimizer steps"]
         minutes = f"{least:.0f} to {most:.0f} min"
-        hours, dollars = cost["hours_text"], cost["dollars_text"]
+        hours = cost["hours_text"]
+        dollars = cost["dollars_text"]
     fsdp, tp = step.mesh
     return {
         "slice": step.slice,

@@ -59,7 +59,9 @@ def match_of(pattern: Pattern, text: str) -> re.Match:
 def number_in(text: str, pattern: Pattern) -> int | None:
     """The number that a pattern's first group finds in a text; None if it finds nothing."""
     match = re.search(pattern, text)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 class Array(NamedTuple):
@@ -83,11 +85,19 @@ def arrays(shape: str) -> list[Array]:
     """The arrays of a shape's text, in order."""
     listed = []
     for dtype, sizes, layout in ARRAY.findall(shape):
-        extents = [int(size.strip("<= ")) for size in sizes.split(",") if size]
-        elsewhere = MEMORY.search(layout)
-        memory = int(elsewhere[1]) if elsewhere else 0
-        listed.append(Array(dtype, tuple(extents), memory))
+        memory = number_in(layout, MEMORY) or 0
+        array = Array(dtype, _extents(sizes), memory)
+        listed.append(array)
     return listed
+
+
+def _extents(sizes: str) -> tuple[int, ...]:
+    """(2, 3) of the text `2,3`; `<=2` is a size that may be smaller. () of ""."""
+    extents = []
+    for size in sizes.split(","):
+        if size:
+            extents.append(int(size.strip("<= ")))
+    return tuple(extents)
 
 
 def each_bytes(shape: str, hbm_only: bool = False) -> list[int]:
@@ -125,10 +135,14 @@ def _closing(text: str, start: int) -> int:
     """Where the parenthesis that opens at `start` is closed."""
     depth = 0
     for parenthesis in PARENTHESES.finditer(text, start):
-        depth += 1 if parenthesis[0] == "(" else -1
+        if parenthesis[0] == "(":
+            depth += 1
+        else:
+            depth -= 1
         if depth == 0:
             return parenthesis.start()
-    raise ValueError(f"no end of the parenthesis in {text[start:start + 80]!r}")
+    rest = text[start:]
+    raise ValueError(f"no end of the parenthesis in {rest[:80]!r}")
 
 
 @dataclass
@@ -148,7 +162,9 @@ class Instruction:
     def attribute(self, pattern: str) -> str | None:
         """The first group of a regular expression in the attributes, or None."""
         match = re.search(pattern, self.rest)
-        return match[1] if match else None
+        if match is None:
+            return None
+        return match[1]
 
     def reference(self, word: str) -> str | None:
         """The computation that an attribute names: "sum" for the word `calls` in `calls=%sum`."""
@@ -163,8 +179,9 @@ class Instruction:
     def called(self) -> str | None:
         """The computation that a fusion or an asynchronous start calls, or None."""
         # (An all-reduce has a to_apply, too: how two numbers are added.)
-        word = "to_apply" if self.opcode == "call-start" else "calls"
-        return self.reference(word)
+        if self.opcode == "call-start":
+            return self.reference("to_apply")
+        return self.reference("calls")
 
     @property
     def op_name(self) -> str:
@@ -174,7 +191,8 @@ class Instruction:
 
 def read_instruction(line: str) -> Instruction:
     """An instruction from its line of text."""
-    name, _, text = line.strip().removeprefix("ROOT ").partition(" = ")
+    plain = line.strip().removeprefix("ROOT ")
+    name, _, text = plain.partition(" = ")
     if text.startswith("("):  # several arrays
         end_of_shape = _closing(text, 0) + 1
     else:
@@ -182,12 +200,13 @@ def read_instruction(line: str) -> Instruction:
     opening = text.index("(", end_of_shape)
     closing = _closing(text, opening)
 
+    opcode = text[end_of_shape:opening]
     return Instruction(
-        name.removeprefix("%"),
-        text[:end_of_shape],
-        text[end_of_shape:opening].strip(),
-        text[opening + 1:closing],
-        text[closing + 1:],
+        name=name.removeprefix("%"),
+        shape=text[:end_of_shape],
+        opcode=opcode.strip(),
+        inside=text[opening + 1:closing],
+        rest=text[closing + 1:],
     )
 
 
@@ -235,7 +254,7 @@ class Program:
     """
 
     def __init__(self, text: str) -> None:
-        header = text.split("\n", 1)[0]
+        header, _, _ = text.partition("\n")
         if "is_scheduled=true" not in header:
             raise ValueError("the text isn't a scheduled program: compiled.as_text() gives one")
         self.chips = number_in(header, r"num_partitions=(\d+)") or 1
@@ -452,7 +471,8 @@ class Program:
         for line in lines:
             if parameter not in line.operands:
                 continue
-            if line.opcode not in LOOKUPS or line.operands[0] != parameter:
+            is_lookup = line.opcode in LOOKUPS
+            if not is_lookup or line.operands[0] != parameter:
                 return math.inf
             total += bytes_of(line.shape)
         return total
@@ -464,10 +484,12 @@ class Program:
             return known
         counts_up = False
         limits = []
-        for inner in self.inner(line.reference("condition")):
+        condition = line.reference("condition")
+        for inner in self.inner(condition):
+            is_one_integer = inner.shape.startswith(("s32[]", "u32[]"))
             if inner.opcode == "compare" and "direction=LT" in inner.rest:
                 counts_up = True
-            if inner.opcode == "constant" and inner.shape.startswith(("s32[]", "u32[]")):
+            if inner.opcode == "constant" and is_one_integer:
                 limits.append(inner.inside)
         if counts_up and len(limits) == 1:
             return int(limits[0])
@@ -510,13 +532,16 @@ def _read_frames(tables: Tables) -> dict[int, Frame]:
 
     # Frame 1 has no parent. XLA prints "parent 1" for it: one more than the parent's number.
     first = entries.get(1, {})
-    shift = 1 if first.get("parent_frame_id", 0) == 1 else 0
+    shift = 0
+    if first.get("parent_frame_id", 0) == 1:
+        shift = 1
 
     frames = {}
     for key, entry in entries.items():
         location = entry.get("file_location_id", UNKNOWN)
+        place = places.get(location, nowhere)
         caller = entry.get("parent_frame_id", 0) - shift
-        frames[key] = Frame(places.get(location, nowhere), caller)
+        frames[key] = Frame(place, caller)
     return frames
 
 
@@ -583,9 +608,10 @@ def _product_work(line: Instruction, shapes: dict[str, str]) -> Work:
     else:
         right = shapes.get(line.operands[1], "")
         flops = _convolution_flops(line, left, right)
-    factor = arrays(left)
-    is_int8 = bool(factor) and factor[0].dtype in INT8
-    return Work(flops, flops if is_int8 else 0)
+    factors = arrays(left)
+    if factors and factors[0].dtype in INT8:
+        return Work(flops, int8=flops)
+    return Work(flops, int8=0)
 
 
 def _dot_flops(line: Instruction, left: str) -> int:
@@ -618,7 +644,8 @@ def _convolution_flops(line: Instruction, left: str, right: str) -> int:
     count //= number_in(line.rest, r"batch_group_count=(\d+)") or 1
 
     spatial = sum(label.isdigit() for label in right_label)
-    for dimension, tap in enumerate(_window(line, spatial)):
+    window = _window(line, spatial)
+    for dimension, tap in enumerate(window):
         label = str(dimension)
         size = left_sizes[left_label.index(label)]
         results = out_sizes[out_label.index(label)]
@@ -635,11 +662,12 @@ def _meetings(tap: Tap, size: int, results: int) -> int:
       results: numbers that the convolution gives in it.
     """
     end = (size - 1) * tap.left_dilation + 1
-    starts = np.arange(results) * tap.stride - tap.padding
+    starts = tap.stride * np.arange(results) - tap.padding
     met = 0
     for place in range(tap.size):
         reached = starts + place * tap.right_dilation
         is_inside = (reached >= 0) & (reached < end)
-        is_real = is_inside & (reached % tap.left_dilation == 0)
+        is_number = reached % tap.left_dilation == 0
+        is_real = is_inside & is_number
         met += int(is_real.sum())
     return met

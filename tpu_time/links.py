@@ -124,6 +124,10 @@ class Box:
         places = self.places[list(group)]
         return [np.unique(column) for column in places.T]
 
+    def extents(self, group: Group) -> list[int]:
+        """How many different coordinates a group's chips have, dimension by dimension."""
+        return [len(column) for column in self.columns(group)]
+
     def ring(self, dimension: int) -> bool:
         """Whether the chips along a dimension are closed to a ring (scaling book, part 2).
 
@@ -132,7 +136,8 @@ class Box:
         """
         if self.torus == 3:  # by optical switches between full cubes
             return all(size % 4 == 0 for size in self.shape)
-        return self.shape[dimension] == 16  # in two dimensions: where it is the whole pod's
+        whole_pod = 16  # chips along a side, in two dimensions
+        return self.shape[dimension] == whole_pod
 
     @property
     def torus(self) -> int:
@@ -152,7 +157,7 @@ class Box:
         """Whether collectives of a group go through its 2 x 4 chips one by one (`SNAKE`)."""
         if self.torus != 2 or len(group) != 8:
             return False
-        extents = sorted(len(column) for column in self.columns(group))
+        extents = sorted(self.extents(group))
         return extents[-2:] == [2, 4]
 
     def reach(self, group: Group) -> Reach | None:
@@ -177,10 +182,15 @@ class Box:
             if extent == 1:
                 continue
             names.append(AXES[dimension])
-            is_ring = extent == self.shape[dimension] and self.ring(dimension)
-            links += 2 if is_ring and extent > 2 else 1
-            hops += extent // 2 if is_ring else extent - 1
-        return Reach(tuple(names), links * self.link, hops)
+            is_whole = extent == self.shape[dimension]
+            if is_whole and self.ring(dimension):
+                hops += extent // 2
+                links += 2 if extent > 2 else 1
+            else:
+                hops += extent - 1
+                links += 1
+        speed = links * self.link
+        return Reach(tuple(names), speed, hops)
 
     @property
     def link(self) -> float:
@@ -202,7 +212,8 @@ def box_of(name: str) -> Box:
         )
     sizes = [int(size) for size in named.topology.split("x")]
     sizes.append(1)  # a slice of a two-dimensional torus has no z
-    return Box(chip=named.kind, shape=tuple(sizes[:3]))
+    shape = tuple(sizes[:3])
+    return Box(named.kind, shape)
 
 
 # ── groups, as XLA writes them ──
@@ -216,7 +227,8 @@ def _sizes(text: str) -> list[int]:
 def _grid(sizes: str, order: str | None) -> np.ndarray:
     """XLA's `[2,4]T(1,0)`: count up from 0 in these sizes, then put the axes into this order."""
     extents = _sizes(sizes)
-    grid = np.arange(math.prod(extents)).reshape(extents)
+    count = math.prod(extents)
+    grid = np.arange(count).reshape(extents)
     if order:
         grid = grid.transpose(_sizes(order))
     return grid
@@ -228,19 +240,24 @@ def _groups_of_mesh(text: str, chips: int) -> list[list[int]]:
     The partitions of one group have the same place along all axes that the brace doesn't name.
     """
     mesh, _, rest = text.partition("]")
-    names = re.findall(r"'([^']+)'=", mesh)
-    extents = [int(extent) for extent in re.findall(r"=(\d+)", mesh)]
-    braces = rest[rest.index("{"):]
-    named = re.findall(r"'([^']+)'", braces)
+    axes = re.findall(r"'([^']+)'=(\d+)", mesh)  # name and extent of each
+    start = rest.index("{")
+    named = re.findall(r"'([^']+)'", rest[start:])
     ids = re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", rest)
-    grid = _grid(ids[1], ids[2]) if ids else np.arange(chips)
+    grid = np.arange(chips)
+    if ids:
+        grid = _grid(ids[1], ids[2])
 
-    inside, outside = [], []
+    extents = []
+    inside = []
+    outside = []
     members = 1
-    for axis, name in enumerate(names):
+    for axis, (name, size) in enumerate(axes):
+        extent = int(size)
+        extents.append(extent)
         if name in named:
             inside.append(axis)
-            members *= extents[axis]
+            members *= extent
         else:
             outside.append(axis)
     grid = grid.reshape(extents).transpose(outside + inside)
@@ -252,9 +269,10 @@ def _groups_of_iota(text: str) -> list[list[int]]:
     match = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
     if match is None:
         raise ValueError(f"groups in a notation that we don't know: {text[:80]!r}")
-    shape, sizes, order = match.groups()
+    text_of_shape, sizes, order = match.groups()
+    shape = _sizes(text_of_shape)
     grid = _grid(sizes, order)
-    return grid.reshape(_sizes(shape)).tolist()
+    return grid.reshape(shape).tolist()
 
 
 def read_groups(text: str, chips: int) -> list[list[int]]:
@@ -313,11 +331,14 @@ def _route(source: int, target: int, where: Box) -> list[Link]:
     goal: list[int] = where.places[target].tolist()
     route = []
     for dimension, extent in enumerate(where.shape):
-        steps = _steps(here[dimension], goal[dimension], extent, where.ring(dimension))
+        is_ring = where.ring(dimension)
+        steps = _steps(here[dimension], goal[dimension], extent, is_ring)
         step = 1 if steps > 0 else -1
         for _ in range(abs(steps)):
-            route.append(Link(tuple(here), dimension, step))
-            here[dimension] = (here[dimension] + step) % extent
+            link = Link(tuple(here), dimension, step)
+            route.append(link)
+            reached = here[dimension] + step
+            here[dimension] = reached % extent
     return route
 
 
@@ -339,9 +360,11 @@ def send_time(size: float, pairs: Sequence[Sequence[int]], where: Box) -> Transf
         farthest = max(farthest, len(route))
 
     fullest = max(messages.values(), default=0)
-    seconds = max(size * fullest / where.link, farthest * HOP)
+    sending = size * fullest / where.link
+    traveling = farthest * HOP
     ways = {link.way for link in messages}
-    return Transfer(seconds, tuple(sorted(ways)))
+    in_order = tuple(sorted(ways))
+    return Transfer(max(sending, traveling), in_order)
 
 
 def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box) -> Transfer:
@@ -367,7 +390,8 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
         reach = where.reach(group)
         if reach is None:
             once = _pass_around(size, groups, where)
-            return Transfer(rounds * (members - 1) * once.seconds, once.links)
+            times = rounds * (members - 1)
+            return Transfer(times * once.seconds, once.links)
         reaches.append(reach)
 
     slowest = min(reaches, key=lambda reach: reach.speed)
@@ -375,7 +399,7 @@ def collective_time(kind: str, size: float, groups: Sequence[Group], where: Box)
     if kind in SNAKE and where.snakes(groups[0]):
         speed = SNAKE[kind] * where.spec.link_bandwidth
     if kind == "all-to-all":
-        longest = max(len(column) for column in where.columns(groups[0]))
+        longest = max(where.extents(groups[0]))
         links_of_the_cut = members / longest
         speed_of_the_cut = links_of_the_cut * speed / len(slowest.dimensions)
         seconds = size * members / 4 / speed_of_the_cut

@@ -38,7 +38,9 @@ def at_peak(event: Event, spec: Chip) -> float:
 
 def what_of(event: Event) -> str:
     """compute, or for a wait what was waited for: all-gather, reduce-scatter, copy, ..."""
-    return "compute" if event.track == "compute" else event.opcode
+    if event.track == "compute":
+        return "compute"
+    return event.opcode
 
 
 def profile(prediction: Prediction, spec: Chip) -> list[dict]:
@@ -53,7 +55,8 @@ def profile(prediction: Prediction, spec: Chip) -> list[dict]:
     for event in prediction.events:
         if event.track not in ("compute", "wait"):
             continue
-        total = sums[what_of(event), event.part, event.direction]
+        what = what_of(event)
+        total = sums[what, event.part, event.direction]
         total.seconds += event.seconds * event.count
         total.count += event.count
         total.flops += event.flops * event.count
@@ -77,7 +80,9 @@ def profile(prediction: Prediction, spec: Chip) -> list[dict]:
 
 def _trace_event(event: Event) -> dict:
     """A complete event of the Trace Event Format."""
-    label = event.part if event.track == "compute" else f"{event.track}: {event.opcode}"
+    label = event.part
+    if event.track != "compute":
+        label = f"{event.track}: {event.opcode}"
     thread, _ = TRACKS[event.track]
     return {
         "ph": "X",

@@ -171,7 +171,9 @@ def direction_of(op_name: str) -> str:
         return "recomputed"
     if "transpose(" in op_name:
         return "backward"
-    return "forward" if "jvp(" in op_name else "rest"
+    if "jvp(" in op_name:
+        return "forward"
+    return "rest"
 
 
 def source_line(stack: list[Place]) -> str:
@@ -180,15 +182,24 @@ def source_line(stack: list[Place]) -> str:
         return ""
     place = stack[0]
     for candidate in stack:
-        if not LIBRARY.search(candidate.file) and not WRAPPER.match(candidate.function):
+        is_library = LIBRARY.search(candidate.file)
+        is_wrapper = WRAPPER.match(candidate.function)
+        if not is_library and not is_wrapper:
             place = candidate
             break
-    path = Path(place.file.rsplit("site-packages/", 1)[-1])
-    if "site-packages/" not in place.file:
-        is_ours = bool(ROOMS & set(path.parts))
-        kept = 2 if is_ours else 1  # of our files the room's name, too
-        path = Path(*path.parts[-kept:])
-    return f"{path}:{place.line}, {place.function}"
+    shown = _shown_path(place.file)
+    return f"{shown}:{place.line}, {place.function}"
+
+
+def _shown_path(file: str) -> Path:
+    """A library's file from its package on; of ours the room's name, too; else the file alone."""
+    _, packages, inside = file.rpartition("site-packages/")
+    if packages:
+        return Path(inside)
+    parts = Path(file).parts
+    if ROOMS.intersection(parts):
+        return Path(*parts[-2:])
+    return Path(*parts[-1:])
 
 
 def only_moves(lines: list[Instruction]) -> bool:
@@ -206,7 +217,10 @@ def _job(line: Instruction, shapes: dict[str, str], fusion: str, chips: int) -> 
       chips: of the program.
     """
     kind = kind_of(line)
-    size = sum(bytes_of(shapes.get(name, "")) for name in line.operands)
+    size = 0
+    for name in line.operands:
+        shape = shapes.get(name, "")
+        size += bytes_of(shape)
     if kind == "collective-permute":
         return Job(kind, size, _pairs(line))
 
@@ -275,7 +289,9 @@ def transfer_of(program: Program, line: Instruction, computation: str) -> Ends |
     if thread not in (None, "main", "sparsecore"):
         raise ValueError(f"{line.name} runs beside the program on {thread!r}, and we don't know "
                          "how fast that is")
-    role = "start" if line.opcode.endswith("-start") else "whole"
+    role = "whole"
+    if line.opcode.endswith("-start"):
+        role = "start"
     key = line.name
     name = line.called
     if name is None:
@@ -327,21 +343,25 @@ class Reader:
             source = self.program.named(line, computation)
 
         stack = self.program.stack(source)
+        serves_a_product = bool(products) or transfer
         moves = not transfer and only_moves(inner)
-        part = self.part_of(stack, source.op_name, bool(products) or transfer, moves)
+        part = self.part_of(stack, source.op_name, serves_a_product, moves)
         work = self.program.work(line, computation)
+        moved = self.program.moved_bytes(line, computation)
         return About(
             part=part,
             direction=direction_of(source.op_name),
             line=source_line(stack),
             flops=work.flops,
             int8=work.int8,
-            bytes=self.program.moved_bytes(line, computation),
+            bytes=moved,
         )
 
     def _inside(self, line: Instruction) -> list[Instruction]:
         """All instructions that a fusion calls; the instruction itself if it calls nothing."""
-        return list(self.program.inner(line.called)) if line.called else [line]
+        if not line.called:
+            return [line]
+        return list(self.program.inner(line.called))
 
     def step(self, line: Instruction, computation: str) -> Tape:
         """What an instruction adds to a tape."""
@@ -359,7 +379,8 @@ class Reader:
             name = line.reference("to_apply") or ""
             return self.run(name)
         if opcode.endswith("-done"):
-            return [Wait(line.name, opcode, self._start_of(line))]
+            start = self._start_of(line)
+            return [Wait(line.name, opcode, start)]
         if opcode.endswith("-update") and "async" in opcode:
             self.same[line.name] = self._start_of(line)
             return []
@@ -367,7 +388,15 @@ class Reader:
         transfer = transfer_of(self.program, line, computation)
         if transfer:
             about = self.about(line, computation, transfer=True)
-            return [Send(line.name, opcode, transfer.role, transfer.key, transfer.jobs, about)]
+            send = Send(
+                name=line.name,
+                opcode=opcode,
+                role=transfer.role,
+                key=transfer.key,
+                jobs=transfer.jobs,
+                about=about,
+            )
+            return [send]
         if opcode.endswith("-start"):
             size = bytes_of(written(line.shape))
             direction = direction_of(line.op_name)
