@@ -136,8 +136,14 @@ def _draw_strip(ax: Axes, strip: Strip, order: Sequence[str]) -> None:
     grid = answers.pivot(index="index", columns="problem", values="passed")
     grid = grid.astype(float)[order]
     passes = COLORS[strip.model]
-    two_colors = ListedColormap([FAILS, passes])
-    ax.pcolormesh(grid, vmin=0, vmax=1, cmap=two_colors, edgecolors="white", linewidth=0.6)
+    ax.pcolormesh(
+        grid,
+        vmin=0,
+        vmax=1,
+        cmap=ListedColormap([FAILS, passes]),
+        edgecolors="white",
+        linewidth=0.6,
+    )
     model = strip.model.capitalize()
     passed = answers.passed.sum()
     count = f"{passed} of {len(answers)} answers pass"
@@ -246,8 +252,9 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
     equal = values == 0
     places = np.arange(len(values))
     colors = np.where(better, style.BLUE, style.ORANGE)
+    zeros = values[equal]
     ax.bar(places, values, color=colors)
-    ax.plot(places[equal], values[equal], ".", color=style.GRAY)
+    ax.plot(places[equal], zeros, ".", color=style.GRAY)
 
     mean, low, high = _percents(compared["difference"])
     ax.axhline(mean, color=style.BLACK, lw=2)
@@ -255,9 +262,10 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
     ax.axhline(high, color=style.BLACK, ls=":")
 
     counted = f"{better.sum()} better, {worse.sum()} worse, {equal.sum()} equal"
+    on_average = f"{mean:+.1f} points on average ({low:+.1f} to {high:+.1f})"
     luck = _luck(low, high, compared["p"])
     ax.set(
-        title=f"{counted}\n{mean:+.1f} points on average ({low:+.1f} to {high:+.1f}){luck}",
+        title=f"{counted}\n{on_average}{luck}",
         xlabel="problems, sorted",
         xticks=[],
         ylabel=f"tuned minus base,\n{rival}, points",

@@ -151,7 +151,8 @@ def draw_runs(runs: pd.DataFrame) -> Figure:
             places = [place] * len(of_mask)
             ax.plot(percents, places, "o", color=style.BLUE)
         furthest = percents.max()
-        ax.annotate(f"  {share:.0%} pass, loss {loss:.3f}", (furthest, place), va="center")
+        label = f"  {share:.0%} pass, loss {loss:.3f}"
+        ax.annotate(label, (furthest, place), va="center")
 
     answers = runs.answers_drawn.iloc[0]
     seeds = runs.seed.nunique()

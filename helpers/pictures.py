@@ -43,8 +43,12 @@ def packed_row(row: "Batch", allowed: np.ndarray) -> None:
     dark = upper.bar(0, 0, color=style.GRAY)  # bars without height, for the legend
     pale = upper.bar(0, 0, color=style.GRAY, alpha=0.35)
     white = upper.bar(0, 0, color="white", edgecolor=style.GRAY)
-    names = ["trained", "read, not trained", "padding, or not to be seen"]
-    upper.legend([dark, pale, white], names, loc="upper right", fontsize=9)
+    upper.legend(
+        handles=[dark, pale, white],
+        labels=["trained", "read, not trained", "padding, or not to be seen"],
+        loc="upper right",
+        fontsize=9,
+    )
     tokens = row.tokens.size
     style.finish(fig, "03_packed_row", f"the first packed row of step 1, {tokens} tokens")
 
@@ -62,7 +66,8 @@ def _colors_of(segment_ids: np.ndarray) -> np.ndarray:
 
 def _draw_mask(ax: Axes, row: "Batch", allowed: np.ndarray, colors: np.ndarray) -> None:
     """Draw `allowed` [T, T] in the colors [T, 3] of the tokens that look, pale if not trained."""
-    strength = np.where(row.loss_mask, 1.0, 0.35)[:, None]
+    strengths = np.where(row.loss_mask, 1.0, 0.35)
+    strength = strengths[:, None]
     of_token = 1 - strength * (1 - colors)  # [T, 3]
     pixels = np.where(allowed[..., None], of_token[:, None], 1.0)  # [T, T, 3]
     ax.imshow(pixels, interpolation="nearest")
@@ -75,10 +80,12 @@ def _draw_mask(ax: Axes, row: "Batch", allowed: np.ndarray, colors: np.ndarray) 
 
 def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
     """Draw a row's segment ids, loss mask and positions, each as a strip of T colors."""
-    trained = row.loss_mask[:, None]
-    padded = (row.segment_ids == 0)[:, None]
+    trained = row.loss_mask[:, None]  # each of these [T, 1]
+    padding = row.segment_ids == 0
+    padded = padding[:, None]
     furthest = max(row.positions.max(), 1)
-    depth = (row.positions / furthest)[:, None]
+    depths = row.positions / furthest
+    depth = depths[:, None]
     darker = 1 - 0.75 * depth * (1 - colors)  # the further into its example
     strips = {
         "segment_ids": colors,
@@ -126,8 +133,10 @@ def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]")
       ids, masks: of the examples; the first ten are drawn alone.
     """
     length = packed["tokens"].shape[1]
+    ten_ids = ids[:10]
+    ten_masks = masks[:10]
     single_rows = []
-    for example, mask in zip(ids[:10], masks[:10], strict=True):
+    for example, mask in zip(ten_ids, ten_masks, strict=True):
         single_row = packing.pack_arrays([example], [mask], length, seed=0)
         single_rows.append(single_row)
     alone = {}
@@ -143,7 +152,8 @@ def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]")
     title_alone = f"One example per row: these ten are {ten_alone:.0%} full"
     title_packed = f"Packed: these ten are {ten_packed:.0%} full, all {all_packed:.0%}"
 
-    fig, (upper, lower) = style.figure(7.74, 4.6, rows=2)
+    fig, axes = style.figure(7.74, 4.6, rows=2)
+    upper, lower = axes
     style.draw_rows(upper, alone, title_alone)
     style.draw_rows(lower, packed, title_packed)
     lower.set(xlabel="token of the row (white: padding; light: context; dark: trained)")

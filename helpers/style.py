@@ -72,7 +72,8 @@ def show_settings(settings: Any, first: Sequence[str], kind: str = "setting") ->
 
     shown = [rows.pop(name) for name in first]
     first_table = words(pd.DataFrame(shown))
-    display(HTML(first_table.to_html()))
+    first_html = first_table.to_html()
+    display(HTML(first_html))
     others = pd.DataFrame(rows.values())
     folded(f"the other {len(rows)} {kind}s", others)
 
@@ -98,7 +99,11 @@ LOOK: dict[Any, Any] = {
 
 
 def figure(
-    width: float = 8.0, height: float = 3.6, rows: int = 1, columns: int = 1, **kwargs: Any
+    width: float = 8.0,
+    height: float = 3.6,
+    rows: int = 1,
+    columns: int = 1,
+    **kwargs: Any,
 ) -> tuple[Figure, Any]:
     """A matplotlib figure, and its axes, in the series' style.
 
@@ -140,7 +145,10 @@ TOKEN_LOOK = {
 
 
 def draw_tokens(
-    ax: Axes, pieces: Sequence[str], mask: Sequence[bool], should: Sequence[bool],
+    ax: Axes,
+    pieces: Sequence[str],
+    mask: Sequence[bool],
+    should: Sequence[bool],
     columns: int = 110,
 ) -> int:
     """Draw decoded tokens as colored boxes, wrapped like text; returns the number of lines.
@@ -153,11 +161,14 @@ def draw_tokens(
     """
     x = y = 0
     for piece, trained, wanted in zip(pieces, mask, should, strict=True):
-        text = piece.replace("\n", "↵").replace(" ", "·") or "∅"
+        text = piece.replace("\n", "↵").replace(" ", "·")
+        if not text:
+            text = "∅"
         if x and x + len(text) > columns:
             x = 0
             y += 1
-        _draw_token(ax, text, x, y, (bool(trained), bool(wanted)))
+        kind = (bool(trained), bool(wanted))
+        _draw_token(ax, text, x, y, kind)
         x += len(text)
         if "\n" in piece:  # the next token starts a line below, behind this one's last letters
             _, _, last_letters = piece.rpartition("\n")
@@ -176,7 +187,9 @@ def _draw_token(ax: Axes, text: str, x: int, y: int, kind: tuple[bool, bool]) ->
     """Draw one box with its text; `kind` is a key of `TOKEN_LOOK`."""
     from matplotlib.patches import Rectangle
     _, color, ink = TOKEN_LOOK[kind]
-    box = Rectangle((x, y + 0.06), len(text) - 0.12, 0.88, color=color, lw=0)
+    corner = (x, y + 0.06)
+    width = len(text) - 0.12
+    box = Rectangle(corner, width, 0.88, color=color, lw=0)
     ax.add_patch(box)
     ax.text(
         x - 0.06,
@@ -210,8 +223,8 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
     context = ax.bar(0, 0, color=gray)  # bars without height, for the legend
     trained = ax.bar(0, 0, color=blue)
     fig.legend(
-        [context, trained],
-        ["context: read, not learned", "trained"],
+        handles=[context, trained],
+        labels=["context: read, not learned", "trained"],
         loc="outside lower left",
         ncols=2,
         fontsize=9,
@@ -227,17 +240,20 @@ def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
       packed: the four arrays of `packing.pack_arrays`.
       title: above the bars.
     """
-    count, length = packed["tokens"].shape
+    segment_ids = packed["segment_ids"]
+    loss_mask = packed["loss_mask"]
+    count, length = segment_ids.shape
     drawn = min(10, count)
     for row in range(drawn):
-        segments = packed["segment_ids"][row]
-        trained = packed["loss_mask"][row]
+        segments = segment_ids[row]
+        trained = loss_mask[row]
         examples = segments.max()
         for segment in range(1, examples + 1):
             color = CYCLE[segment % len(CYCLE)]
             is_here = segments == segment
+            is_trained = is_here & trained
             _bars(ax, row, is_here, color, alpha=0.35)
-            _bars(ax, row, is_here & trained, color, alpha=1)
+            _bars(ax, row, is_trained, color, alpha=1)
     ax.set(xlim=(0, length), ylim=(9.7, -0.7), yticks=[], title=title)
     ax.grid(False)
 
@@ -267,7 +283,8 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
     longest = max(len(verdicts) for verdicts in passed.values())
     height = 0.4 + 0.25 * len(passed)
     fig, ax = figure(7, height)
-    for row, (model, verdicts) in enumerate(passed.items()):
+    for row, model in enumerate(passed):
+        verdicts = passed[model]
         color = BLUE
         if model == "base":
             color = GRAY
@@ -285,7 +302,11 @@ def squares(passed: dict[str, Sequence[bool]], name: str, title: str) -> None:
 
 
 def loss_with_verdicts(
-    losses: Sequence[float], verdicts: dict[int, Any], vocabulary: int, name: str, source: str
+    losses: Sequence[float],
+    verdicts: dict[int, Any],
+    vocabulary: int,
+    name: str,
+    source: str,
 ) -> None:
     """Show the loss of a training, with the judge's verdict at every stop where it was asked.
 
@@ -314,7 +335,13 @@ def loss_with_verdicts(
         loss = losses[step - 1]
         ax.plot(step, loss, "o", color=color, ms=8)
         ax.annotate(
-            word, (step, loss), (0, 8), textcoords="offset points", color=color, ha="center")
+            word,
+            xy=(step, loss),
+            xytext=(0, 8),
+            textcoords="offset points",
+            color=color,
+            ha="center",
+        )
     ax.set(
         xlabel="optimizer step",
         ylabel="nats per trained token",
