@@ -10,8 +10,8 @@ YOURS = "yours, from the settings"
 def _reasons() -> dict[str, str]:
     """flags.csv: the reason by flag, and by variable that the command sets."""
     path = Path(__file__).with_suffix(".csv")
-    table = pd.read_csv(path)
-    return dict(zip(table.flag, table.why, strict=True))
+    table = pd.read_csv(path, index_col="flag")
+    return table.why.to_dict()
 
 
 def explain(command: list[str]) -> pd.DataFrame:

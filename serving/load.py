@@ -156,8 +156,8 @@ class Client(contextlib.AbstractContextManager):
             log.write(f"\n$ vllm {plain}\n".encode())
             process = self.process or self._begin(log)
             path = Path(folder) / "result.json"
-            words = [*arguments, "--result-dir", folder, "--result-filename", path.name]
-            _send(process, words)
+            place = ["--result-dir", folder, "--result-filename", path.name]
+            _send(process, [*arguments, *place])
             if _is_done(process, log):
                 return json.loads(path.read_text())
         self.process = None
@@ -453,7 +453,8 @@ class _Sweep:
         delivered = self.last_delivered(regime)
         words = f"all at once {delivered:.2g}/s"
         if rate < INF:
-            words = f"{rate:g}/s {delivered / rate:.0%}"
+            share = delivered / rate
+            words = f"{rate:g}/s {share:.0%}"
         print(f"  {words}", end="", flush=True)
 
     def requests_at(self, regime: Regime, rate: float) -> int:
@@ -477,7 +478,8 @@ class _Sweep:
         share = self.last_delivered(regime) / rate
         keeps_up = share >= CLEARLY
         too_much = share < CONTRADICTED and rate >= self.guesses[regime]
-        if not keeps_up and not too_much:
+        is_in_doubt = not keeps_up and not too_much
+        if is_in_doubt:
             for repeat in range(1, self.load.repeats):
                 self.at(regime, rate, repeat)
         print()
@@ -496,12 +498,14 @@ class _Sweep:
 
         while rate := self.missing(regime):
             self.judge(regime, rate)
-        rates = sorted(set(self.table_of(regime).rate) - {INF})
+        measured = set(self.table_of(regime).rate)
+        rates = sorted(measured - {INF})
         return [*spread(rates, self.load.rates), INF]
 
     def missing(self, regime: Regime) -> float | None:
         """The rate that's still needed to enclose the knee (`next_rate`)."""
-        return next_rate(self.table_of(regime), self.guesses[regime])
+        table = self.table_of(regime)
+        return next_rate(table, self.guesses[regime])
 
     def repeats_at(self, regime: Regime, rate: float) -> int:
         """How often a rate is measured: `load.repeats` times near the knee, else once less."""

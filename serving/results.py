@@ -522,14 +522,14 @@ def noisy(part: pd.DataFrame) -> list[float]:
     load grows.
     """
     last, above = kept_up(part)
-    said = verdicts(part)
-    disagree = said.index[said == LIMIT]
-    doubtful = set(disagree[disagree < last])
+    verdict_of = verdicts(part)
+    at_limit = verdict_of.index[verdict_of == LIMIT]
+    doubtful = set(at_limit[at_limit < last])
     delivered = part.groupby("rate").delivered_rps.agg(["median", "min", "max"])
     for rate, row in delivered.iterrows():
         middle = row["median"]
-        apart = (row["max"] - row["min"]) / middle
-        if rate < above and apart > APART:
+        spread = row["max"] - row["min"]
+        if rate < above and spread / middle > APART:
             doubtful.add(rate)
         if is_contradicted(rate, middle, part):
             doubtful.add(rate)

@@ -309,8 +309,9 @@ def waveform(path: str | Path) -> pd.DataFrame:
     rows: dict[int, dict[str, str]] = {}  # by time
     for change in changes(body):
         signal = signals[change.key]
+        bits = padded(change.bits, signal.width)
         row = rows.setdefault(change.time, {})
-        row[signal.name] = padded(change.bits, signal.width)
+        row[signal.name] = bits
     columns = [signal.name for signal in signals.values()]
     table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
     return table.ffill()
