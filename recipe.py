@@ -138,7 +138,10 @@ def is_tool(tool: object) -> bool:
 
     if function.get("parameters"):
         function["parameters"] = schema
-    return all(isinstance(inner, dict) for inner in properties.values())
+    for inner in properties.values():
+        if not isinstance(inner, dict):
+            return False
+    return True
 
 
 def tools_problem(tools: object) -> str:
@@ -156,7 +159,8 @@ def is_call(call: Json) -> bool:
     function = call.get("function") or {}
     arguments = from_json(function.get("arguments") or {})
     function["arguments"] = arguments
-    return bool(function.get("name")) and isinstance(arguments, dict)
+    has_name = bool(function.get("name"))
+    return has_name and isinstance(arguments, dict)
 
 
 def calls_problem(chat: Chat) -> str:
@@ -194,8 +198,9 @@ def turn_problem(turn: Json, letter: str) -> str:
     if "tools" in turn:
         turn["tools of a message"] = turn.pop("tools")
 
-    turn["content"] = turn.get("content") or ""
-    is_empty = not turn["content"].strip()
+    content = turn.get("content") or ""
+    turn["content"] = content
+    is_empty = not content.strip()
     if is_empty and letter not in "ct":  # a call needs no text, and a tool may return nothing
         return "an empty text"
 
@@ -204,7 +209,8 @@ def turn_problem(turn: Json, letter: str) -> str:
         return "a weight that is not 0 or 1"
 
     for key in THOUGHTS:
-        if not isinstance(turn.get(key) or "", str):
+        thought = turn.get(key) or ""
+        if not isinstance(thought, str):
             return "a thought that is not text"
     return ""
 
@@ -217,7 +223,7 @@ def row_problem(row: Json) -> str:
     if problem:
         return problem
 
-    letters = "".join([letter_of(turn) for turn in chat])
+    letters = "".join(map(letter_of, chat))
     if not TURNS.fullmatch(letters):
         return "user and assistant do not take turns, up to an answer"
     for turn, letter in zip(chat, letters, strict=True):
@@ -261,8 +267,9 @@ def is_held_out(chat: Chat, share: float) -> bool:
     """Is a chat held out? Its first question's words decide, by the same rule as in notebook 02."""
     questions = [turn["content"] for turn in chat if turn["role"] == "user"]
     first = questions[0].lower()
-    words = " ".join(re.findall(r"\w+|[^\w\s]", first))
-    digest = hashlib.sha256(words.encode()).hexdigest()
+    words = re.findall(r"\w+|[^\w\s]", first)
+    text = " ".join(words)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     number = int(digest[:16], 16)  # as good as drawn from 0 to 2**64
     return number < share * 2**64
 
@@ -281,7 +288,9 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat]
     trained: list[Chat] = []
     held_out: list[Chat] = []
     counts: Counter[str] = Counter()
-    opener = gzip.open if path.suffix == ".gz" else open
+    opener: Callable[..., Any] = open
+    if path.suffix == ".gz":
+        opener = gzip.open
     with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape") as lines:
         for line in lines:
             if not line.strip():
@@ -293,11 +302,14 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat]
 
             for key in unused_keys(row, kept):
                 counts[f"kept, but not used: {key}"] += 1
-            for tag in sorted(set(FOREIGN.findall(line))):
+            tags = set(FOREIGN.findall(line))
+            for tag in sorted(tags):
                 counts[f"kept, read as letters: {tag}"] += 1
             chat = row["messages"]
-            side = held_out if is_held_out(chat, share) else trained
-            side.append(chat)
+            if is_held_out(chat, share):
+                held_out.append(chat)
+            else:
+                trained.append(chat)
 
     for what, count in counts.items():
         print(f"{count} rows {what!a}", flush=True)
@@ -326,10 +338,13 @@ class ControlTokens(NamedTuple):
 
 def control_tokens(tokenizer: Tokenizer) -> ControlTokens:
     """The control tokens of a tokenizer."""
-    added = tokenizer.added_tokens_decoder.items()
-    ids = {token.content: number for number, token in added if token.special}
+    ids = {}
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            ids[token.content] = number
     alternatives = "|".join(map(re.escape, ids))
-    return ControlTokens(ids, re.compile(f"({alternatives})"))
+    pattern = re.compile(f"({alternatives})")
+    return ControlTokens(ids, pattern)
 
 
 def with_mark(match: re.Match[str]) -> str:
@@ -351,7 +366,8 @@ def marked(value: Any, pattern: re.Pattern[str]) -> Any:
         return value
     copy = {}
     for key, inner in value.items():
-        copy[marked(key, pattern)] = marked(inner, pattern)
+        marked_key = marked(key, pattern)
+        copy[marked_key] = marked(inner, pattern)
     return copy
 
 
@@ -369,7 +385,11 @@ def encode(tokenizer: Tokenizer, control: ControlTokens, text: str) -> list[int]
 
 def for_template(turn: Json, kept: bool) -> Json:
     """What the chat template is to see of a message, with its thought as `reasoning` if kept."""
-    seen = {key: turn[key] for key in SEEN if turn.get(key) is not None}
+    seen = {}
+    for key in SEEN:
+        value = turn.get(key)
+        if value is not None:
+            seen[key] = value
     thoughts = [turn[key] for key in THOUGHTS if turn.get(key)]
     if kept and thoughts:
         seen["reasoning"] = thoughts[0]
@@ -386,14 +406,18 @@ def answer_of(turn: Json, prompt: str, template: Callable[..., str]) -> str:
     """
     text = turn["content"]
     if "reasoning" in turn:
-        is_open = prompt.rfind("<|channel>") > prompt.rfind("<channel|>")
-        opening = "" if is_open else "<|channel>thought\n"
-        text = f"{opening}{turn['reasoning']}\n<channel|>{text}"
+        last_opening = prompt.rfind("<|channel>")
+        last_closing = prompt.rfind("<channel|>")
+        thought = turn["reasoning"]
+        if last_opening <= last_closing:  # the prompt has not opened it
+            thought = f"<|channel>thought\n{thought}"
+        text = f"{thought}\n<channel|>{text}"
     if not turn.get("tool_calls"):  # many files have an empty list in every answer
         return f"{text}<turn|>"
 
     question = {"role": "user", "content": "x"}
-    written = template([question, turn | {"content": ""}])
+    calls_alone = turn | {"content": ""}
+    written = template([question, calls_alone])
     calls = CALLS.findall(written)
     check(calls, "this chat template writes no calls of tools: take those rows out of your data")
     return f"{text}{calls[0]}<|tool_response>"  # here the model stops, and waits for the result
@@ -403,7 +427,8 @@ def is_trained(turn: Json) -> bool:
     """Is a message an answer, and not one that is only read?"""
     if turn["role"] != "assistant":
         return False
-    return 0 not in (turn.get("weight"), turn.get("train"))  # to Python, false is 0
+    weights = (turn.get("weight"), turn.get("train"))
+    return 0 not in weights  # to Python, false is 0
 
 
 def example_of(
@@ -429,7 +454,8 @@ def example_of(
 
     prompt_ids = encode(tokenizer, control, prompt)
     answer_ids = encode(tokenizer, control, written)
-    mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
+    mask = [0] * len(prompt_ids)
+    mask += [1] * len(answer_ids)
     return Example(prompt_ids + answer_ids, mask)
 
 
@@ -451,10 +477,10 @@ def render(
         marked_chat = marked(chat, control.pattern)
         tools = marked_chat[0].get("tools")
         turns = [for_template(turn, kept) for turn in marked_chat]
-        for place, turn in enumerate(chat):
+        for end, turn in enumerate(chat, 1):
             if not is_trained(turn):
                 continue
-            example = example_of(tokenizer, control, turns[:place + 1], tools)
+            example = example_of(tokenizer, control, turns[:end], tools)
             if len(example.ids) <= length:
                 examples.append(example)
             else:
@@ -490,22 +516,24 @@ def pack(examples: list[Example], length: int, multiple: int) -> np.ndarray:
     """
     rows: list[np.ndarray] = []
     for ids, mask in examples:
-        row = row_with_room(rows, len(ids))
+        size = len(ids)
+        row = row_with_room(rows, size)
         if row is None:
             row = np.zeros((4, length), np.int32)
             rows.append(row)
-        segments = row[2]
+        tokens, masks, segments, positions = row  # parts of it: what they get, it gets
         start = np.count_nonzero(segments)
-        end = start + len(ids)
+        end = start + size
         segment = segments.max() + 1
-        row[0, start:end] = ids
-        row[1, start:end] = mask
-        row[2, start:end] = segment
-        row[3, start:end] = range(len(ids))
+        tokens[start:end] = ids
+        masks[start:end] = mask
+        segments[start:end] = segment
+        positions[start:end] = range(size)
 
     while len(rows) % multiple:
         rows.append(np.zeros((4, length), np.int32))
-    return np.array(rows, np.int32).reshape(-1, 4, length)  # of no rows, too
+    packed = np.array(rows, np.int32)
+    return packed.reshape(-1, 4, length)  # of no rows, too
 
 
 # ── Model: Tunix's Gemma 4, cut over the mesh, an adapter beside every matrix of a layer ──
@@ -563,7 +591,9 @@ def files_of(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = from_json(index.read_text("utf-8", "replace"))
-        places = shards.get("weight_map") if isinstance(shards, dict) else None
+        places = None
+        if isinstance(shards, dict):
+            places = shards.get("weight_map")
         if not isinstance(places, dict):
             places = {}
         check(places, f"{index} has no weight_map: download it again")
@@ -571,10 +601,15 @@ def files_of(folder: Path) -> list[Path]:
 
     present = {path.name for path in folder.glob("*.safetensors")}
     odd = sorted(names ^ present)
-    check(not odd, f"{folder}: {odd} missing, or beside the model's own {sorted(names)}")
+    own = sorted(names)
+    check(not odd, f"{folder}: {odd} missing, or beside the model's own {own}")
 
-    small = (".json", ".jinja", ".model", ".txt")
-    return sorted(path for path in folder.iterdir() if path.name in names or path.suffix in small)
+    files = []
+    for path in folder.iterdir():
+        is_small = path.suffix in (".json", ".jinja", ".model", ".txt")
+        if is_small or path.name in names:
+            files.append(path)
+    return sorted(files)
 
 
 def read_config(folder: Path) -> Json:
@@ -590,14 +625,18 @@ def read_config(folder: Path) -> Json:
         text = {}
     rope = text.get("rope_parameters") or {}
     layers = text.get("layer_types")
-    described = isinstance(rope, dict) and isinstance(layers, list) and len(layers) > 0
+    has_layers = isinstance(layers, list) and len(layers) > 0
+    described = has_layers and isinstance(rope, dict)
     check(described, f"{path} describes no layers of a Gemma 4: download it again")
 
     asked = text | rope
     odd = {}
     for key, values in COMPUTED.items():
-        if key in asked and asked[key] not in values:
-            odd[key] = asked[key]
+        if key not in asked:
+            continue
+        value = asked[key]
+        if value not in values:
+            odd[key] = value
     check(not odd, f"{path} asks for {odd}, and Tunix computes something else")
     return text
 
@@ -610,7 +649,10 @@ def model_config(folder: Path, text: Json, dtype: str) -> gemma4.ModelConfig:
       text: from `read_config`.
       dtype: of weights and arithmetic.
     """
-    kinds = [FULL if name == "full_attention" else SLIDING for name in text["layer_types"]]
+    kinds = []
+    for name in text["layer_types"]:
+        kind = FULL if name == "full_attention" else SLIDING
+        kinds.append(kind)
 
     # The last layers of E2B and E4B share the keys and values of the two layers before them.
     shared = text.get("num_kv_shared_layers") or 0
@@ -622,12 +664,15 @@ def model_config(folder: Path, text: Json, dtype: str) -> gemma4.ModelConfig:
         if text.get("use_double_wide_mlp"):
             wide = 2 * text["intermediate_size"]
 
-    renamed = {field: text.get(key) for field, key in RENAMED.items()}
+    renamed = {}
+    for field, key in RENAMED.items():
+        renamed[field] = text.get(key)
+    depth = len(kinds)
     return gemma4.ModelConfig(
         **renamed,
-        num_layers=len(kinds),
+        num_layers=depth,
         attention_pattern=tuple(kinds),
-        frac_shared_layers=max(0, shared - 0.25) / len(kinds),  # Tunix rounds the others' number
+        frac_shared_layers=max(0, shared - 0.25) / depth,  # Tunix rounds the others' number
         per_layer_input_dim=text.get("hidden_size_per_layer_input") or 0,
         override_kv_shared_ffw_hidden=wide,
         dtype=jnp.dtype(dtype),
@@ -638,7 +683,8 @@ def model_config(folder: Path, text: Json, dtype: str) -> gemma4.ModelConfig:
 def make_mesh(config: gemma4.ModelConfig) -> Mesh:
     """All chips, as [fsdp, tp]: tp cuts heads and MLPs, fsdp cuts rows and weights."""
     chips = jax.device_count()
-    tp = math.gcd(config.num_kv_heads, config.num_global_kv_heads or 0, chips)
+    global_kv_heads = config.num_global_kv_heads or 0
+    tp = math.gcd(config.num_kv_heads, global_kv_heads, chips)
     shape = (chips // tp, tp)
     kinds = (AxisType.Auto, AxisType.Auto)
     return jax.make_mesh(shape, ("fsdp", "tp"), axis_types=kinds)
@@ -653,12 +699,24 @@ def held_numbers(folder: Path) -> tuple[int, set[str]]:
             for name in file.keys():
                 tensor = file.get_slice(name)
                 dtypes.add(tensor.get_dtype())
-                if not name.startswith(TOWERS):
-                    named = name.startswith("model.language_model.")
-                    check(named, f"{path} has numbers under {name}, not model.language_model.*: "
-                          "take google's own files")
-                    count += math.prod(tensor.get_shape())
+                if name.startswith(TOWERS):
+                    continue
+                named = name.startswith("model.language_model.")
+                check(named, f"{path} has numbers under {name}, not model.language_model.*: "
+                      "take google's own files")
+                shape = tensor.get_shape()
+                count += math.prod(shape)
     return count, dtypes
+
+
+def described_numbers(config: gemma4.ModelConfig) -> int:
+    """How many numbers a model of this config has. None of them is made."""
+    def make() -> nnx.Module:
+        return gemma4.Gemma4(config, rngs=nnx.Rngs(0))
+
+    empty = nnx.eval_shape(make)
+    arrays = jax.tree.leaves(nnx.state(empty))
+    return sum(array.size for array in arrays)
 
 
 def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, Mesh]:
@@ -675,15 +733,16 @@ def load_model(folder: Path, dtype: str) -> tuple[nnx.Module, Mesh]:
     mesh = make_mesh(config)
 
     held, dtypes = held_numbers(folder)
-    empty = nnx.eval_shape(lambda: gemma4.Gemma4(config, rngs=nnx.Rngs(0)))
-    arrays = jax.tree.leaves(nnx.state(empty))
-    wanted = sum(array.size for array in arrays)
+    wanted = described_numbers(config)
     check(held == wanted, f"{folder} holds {held:,} numbers of the language model, and its "
           f"config.json describes {wanted:,}: a part of it would go unused, or is missing")
 
-    mode = "auto" if len(dtypes) == 1 else "original"  # the fast reader takes one dtype for granted
+    mode = "original"
+    if len(dtypes) == 1:  # which the fast reader takes for granted
+        mode = "auto"
     pattern = glob.escape(str(folder))  # Tunix makes a pattern of it, in which [ isn't a letter
-    model = create_model_from_safe_tensors(pattern, config, mesh, jnp.dtype(dtype), mode)
+    kind = jnp.dtype(dtype)
+    model = create_model_from_safe_tensors(pattern, config, mesh, kind, mode)
     if config.per_layer_input_dim:  # E2B, E4B: a TPU would lay this table out so that loops copy it
         table = model.embedder.per_layer_input_embedding
         array = table.get_value()
@@ -754,7 +813,8 @@ def cross_entropies(
       float32 [B, some], in nats.
     """
     near = jnp.take_along_axis(hidden, picked[..., None], axis=1)
-    logits = gemma4.Embedder.decode(model.embedder, near).astype(jnp.float32)
+    logits = gemma4.Embedder.decode(model.embedder, near)
+    logits = logits.astype(jnp.float32)
     if cap:
         logits = jnp.tanh(logits / cap) * cap
     due = jnp.take_along_axis(tokens, picked + 1, axis=1)
@@ -789,7 +849,9 @@ def make_loss(model: nnx.Module, places: int) -> Callable[..., tuple[Array, Arra
         weight, due_next = jax.lax.top_k(mask[:, 1:], places)  # at t the token at t + 1 is due
         parts = []
         for start in range(0, places, CHUNK):
-            parts.append(losses_at(due_next[:, start:start + CHUNK]))
+            end = start + CHUNK
+            part = losses_at(due_next[:, start:end])
+            parts.append(part)
         losses = jnp.concatenate(parts, axis=1)
         return jnp.sum(losses * weight), jnp.sum(weight)
 
@@ -816,13 +878,18 @@ def make_steps(
 
         no_gradient = jax.tree.map(jnp.zeros_like, adapters)
         nothing = ((0.0, 0), no_gradient)  # ((loss, tokens), gradient)
-        ((loss, tokens), gradient), _ = jax.lax.scan(add, nothing, batch)
+        total, _ = jax.lax.scan(add, nothing, batch)
+        (loss, tokens), gradient = total
         gradient = jax.tree.map(lambda array: array / tokens, gradient)
         updates, moments = optimizer.update(gradient, moments, adapters)
         adapters = optax.apply_updates(adapters, updates)
-        return adapters, moments, loss / tokens, optax.global_norm(gradient)
+        mean_loss = loss / tokens
+        norm = optax.global_norm(gradient)
+        return adapters, moments, mean_loss, norm
 
-    return jax.jit(train, donate_argnums=(0, 1)), jax.jit(evaluate)
+    compiled_train = jax.jit(train, donate_argnums=(0, 1))
+    compiled_evaluate = jax.jit(evaluate)
+    return compiled_train, compiled_evaluate
 
 
 # ── Loop: steps in a drawn order, and checkpoints to go on from ──
@@ -844,7 +911,8 @@ def save(folder: Path, step: int, state: Any) -> None:
     partial = folder / "partial"
     save_file(arrays, partial)
     digest = sha256_of(partial)
-    partial.rename(folder / f"{step:07}.{digest}.safetensors")
+    name = f"{step:07}.{digest}.safetensors"
+    partial.rename(folder / name)
 
     checkpoints = sorted(folder.glob(OURS))
     for old in checkpoints[:-2]:
@@ -869,7 +937,8 @@ def restore(folder: Path, state: Any) -> tuple[int, Any]:
         old, tree = jax.tree.flatten(state)
         new = []
         for number, leaf in enumerate(old):
-            new.append(jax.device_put(arrays[str(number)], leaf.sharding))
+            array = arrays[str(number)]
+            new.append(jax.device_put(array, leaf.sharding))
         return int(step), jax.tree.unflatten(tree, new)
     return 0, state
 
@@ -899,20 +968,26 @@ def make_plan(
     length = cfg.sequence_length
     rows = pack(trained, length, at_once)
     held_out_rows = pack(held_out, length, at_once)
-    masks = np.concatenate([rows[:, 1], held_out_rows[:, 1]])
+    mask = rows[:, 1]
+    held_out_mask = held_out_rows[:, 1]
+    trained_tokens = np.concatenate([mask, held_out_mask]).sum(axis=-1)  # of each row
 
     count = len(rows)
-    per_step = max(1, cfg.rows_per_step // at_once) * at_once
+    micro_batches = max(1, cfg.rows_per_step // at_once)
+    per_step = micro_batches * at_once
     steps = max(1, round(cfg.epochs * count / per_step))
-    passes = math.ceil(steps * per_step / count)
-    order = np.concatenate([generator.permutation(count) for _ in range(passes)])
-    order = order[:steps * per_step]
+    needed = steps * per_step
+    passes = math.ceil(needed / count)
+    drawn = []
+    for _ in range(passes):
+        drawn.append(generator.permutation(count))
+    order = np.concatenate(drawn)[:needed]
     return Plan(
         answers=len(trained),
         rows=rows,
-        order=order.reshape(steps, -1, at_once),
+        order=order.reshape(steps, micro_batches, at_once),
         held_out=held_out_rows.reshape(-1, at_once, 4, length),
-        most_trained=int(masks.sum(axis=-1).max()),
+        most_trained=int(trained_tokens.max()),
     )
 
 
@@ -956,6 +1031,7 @@ def train_adapters(cfg: Settings, plan: Plan, lora: Lora, mesh: Mesh) -> nnx.Sta
     Stops if a gradient isn't finite.
     """
     steps = len(plan.order)
+    folder = cfg.out / "checkpoints"
     optimizer = make_optimizer(cfg, steps)
     train, evaluate = make_steps(lora.model, optimizer, plan.most_trained)
     over_chips = PartitionSpec(None, "fsdp")  # of batches [M, B, 4, T]
@@ -963,24 +1039,27 @@ def train_adapters(cfg: Settings, plan: Plan, lora: Lora, mesh: Mesh) -> nnx.Sta
     exam = jax.device_put(plan.held_out, split)
     done, (adapters, moments) = start(cfg, lora.adapters, optimizer, mesh)
 
-    todo = f"steps {done + 1} to {steps}"
-    print(f"{plan.answers} answers in {len(plan.rows)} rows, {todo}", flush=True)
+    first = done + 1
+    count = len(plan.rows)
+    print(f"{plan.answers} answers in {count} rows, steps {first} to {steps}", flush=True)
     with mesh:
-        for step in range(done + 1, steps + 1):
+        for step in range(first, steps + 1):
             drawn = plan.order[step - 1]
             rows = plan.rows[drawn]
             batch = jax.device_put(rows, split)
             adapters, moments, loss, norm = train(adapters, moments, lora.frozen, batch)
             losses = {"loss": float(loss)}
-            check(jnp.isfinite(norm), f"step {step}: {losses}, gradient {norm}: lower the rate")
+            is_finite = jnp.isfinite(norm)
+            check(is_finite, f"step {step}: {losses}, gradient {norm}: lower the rate")
 
             is_last = step == steps
             pause = is_last or step % cfg.every == 0
             if pause and exam.size:
-                losses["held-out loss"] = held_out_loss(evaluate, adapters, lora.frozen, exam)
+                exam_loss = held_out_loss(evaluate, adapters, lora.frozen, exam)
+                losses["held-out loss"] = exam_loss
             print(f"step {step}/{steps}", losses, flush=True)
             if pause:
-                save(cfg.out / "checkpoints", step, (adapters, moments))
+                save(folder, step, (adapters, moments))
     return adapters
 
 
@@ -995,26 +1074,33 @@ def pairs_of(adapters: nnx.State) -> Pairs:
     for path, variable in nnx.to_flat_state(adapters):  # of each module lora_a, then lora_b
         *module, _ = map(str, path)
         array = np.array(variable.get_value())
-        pairs.setdefault(".".join(module), []).append(array)
+        pair = pairs.setdefault(".".join(module), [])
+        pair.append(array)
     return dict(pairs)
 
 
 def factors(path: str, a: np.ndarray, b: np.ndarray) -> Pairs:
     """{Hugging Face's name of a matrix: (A [in, r], B [r, out])} of one Tunix module."""
-    block, kind = path.replace(".attn.", ".self_attn.").rsplit(".", 1)
+    renamed = path.replace(".attn.", ".self_attn.")
+    block, _, kind = renamed.rpartition(".")
     if kind == "kv_einsum":  # B [r, 2, K, H]: keys, then values
-        parts = {"k_proj": b[:, 0], "v_proj": b[:, 1]}
+        keys = b[:, 0]
+        values = b[:, 1]
+        parts = {"k_proj": keys, "v_proj": values}
     elif kind == "k_einsum":  # B [r, K, H]: the values are the keys
         parts = {"k_proj": b, "v_proj": b}
     elif kind == "attn_vec_einsum":
         parts = {"o_proj": b}
     else:
-        parts = {kind.replace("_einsum", "_proj"): b}
+        name = kind.replace("_einsum", "_proj")
+        parts = {name: b}
 
     rank = len(b)
+    flat_a = a.reshape(-1, rank)
     matrices: Pairs = {}
     for name, part in parts.items():
-        matrices[f"{block}.{name}"] = (a.reshape(-1, rank), part.reshape(rank, -1))
+        flat_b = part.reshape(rank, -1)
+        matrices[f"{block}.{name}"] = (flat_a, flat_b)
     return matrices
 
 
@@ -1022,8 +1108,9 @@ def write_adapter(folder: Path, plan: Pairs, cfg: Settings) -> None:
     """Write the adapters as PEFT stores them. `plan` is by Hugging Face's names, see `factors`."""
     tensors = {}
     for name, (a, b) in plan.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = a.T.copy()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = b.T.copy()
+        prefix = f"base_model.model.{name}"
+        tensors[f"{prefix}.lora_A.weight"] = a.T.copy()
+        tensors[f"{prefix}.lora_B.weight"] = b.T.copy()
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -1056,7 +1143,8 @@ def write_merged(folder: Path, files: list[Path], plan: Pairs, scale: float) -> 
             old = tensors[weight]
             product = jnp.einsum("ir,ro->oi", a, b, precision="highest")
             new = jnp.asarray(old) + scale * product
-            tensors[weight] = np.asarray(new.astype(old.dtype))
+            rounded = new.astype(old.dtype)
+            tensors[weight] = np.asarray(rounded)
             placed.add(name)
         save_file(tensors, folder / file.name, {"format": "pt"})
 
@@ -1076,9 +1164,11 @@ def export(folder: Path, files: list[Path], pairs: Pairs, cfg: Settings) -> None
     """
     plan: Pairs = {}
     for path, (a, b) in pairs.items():
-        plan |= factors(f"model.language_model.{path}", a, b)
+        full_path = f"model.language_model.{path}"
+        plan |= factors(full_path, a, b)
+    scale = cfg.alpha / cfg.rank
     write_adapter(folder / "adapter", plan, cfg)
-    write_merged(folder / "merged", files, plan, cfg.alpha / cfg.rank)
+    write_merged(folder / "merged", files, plan, scale)
 
 
 def write_results(cfg: Settings, files: list[Path], adapters: nnx.State) -> None:
@@ -1105,9 +1195,11 @@ def claim(cfg: Settings, files: list[Path]) -> str:
     for name, value in vars(cfg).items():
         if not isinstance(value, Path):
             lines.append(f"{name}: {value}")
-    lines.append(f"data: {sha256_of(cfg.data)}")
+    digest = sha256_of(cfg.data)
+    lines.append(f"data: {digest}")
     for path in files:
-        lines.append(f"{path.name}: {sha256_of(path)}")
+        digest = sha256_of(path)
+        lines.append(f"{path.name}: {digest}")
 
     note = cfg.out / "recipe.txt"
     if note.exists():
@@ -1115,7 +1207,10 @@ def claim(cfg: Settings, files: list[Path]) -> str:
         odd = sorted(set(lines) ^ set(noted))
         check(not odd, f"{note} is of another recipe, data or base ({odd}): choose another --out")
     else:
-        folders = [path.name for path in cfg.out.iterdir() if path.is_dir()]
+        folders = []
+        for path in cfg.out.iterdir():
+            if path.is_dir():
+                folders.append(path.name)
         check(not folders, f"{cfg.out} has {folders}, and no recipe.txt: choose another --out")
     return "\n".join(lines)
 
@@ -1130,8 +1225,8 @@ def read_examples(cfg: Settings, base: Path) -> tuple[list[Example], list[Exampl
 
     kept = cfg.reasoning == "kept"
     length = cfg.sequence_length
-    trained_chats, held_out_chats = read_chats(cfg.data, cfg.validation, kept)
-    trained = render(tokenizer, trained_chats, length, kept)
+    chats, held_out_chats = read_chats(cfg.data, cfg.validation, kept)
+    trained = render(tokenizer, chats, length, kept)
     held_out = render(tokenizer, held_out_chats, length, kept)
     check(trained, f"{cfg.data}: no answer to train within --sequence_length {length}")
     return trained, held_out

@@ -442,8 +442,8 @@ def _trouble(root: Path, kind: str, files: list[Path]) -> str:
         )
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
-        name = closed[0].relative_to(root)
-        return f"/{name} may not be opened by this user. Run: sudo chmod a+rw {where}"
+        file = closed[0].relative_to(root)
+        return f"/{file} may not be opened by this user. Run: sudo chmod a+rw {where}"
     held = _holders(root, files)
     if held:
         pid, name = min(held.items())

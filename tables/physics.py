@@ -70,7 +70,8 @@ def kv_bytes(config: dict, context: int, dtype_bytes: int = 2, tp: int = 1) -> i
     per_token = kv_bytes_per_token(config, dtype_bytes, tp)
     window = text_config(config)["sliding_window"]
     sliding = per_token["sliding"] * min(context, window)
-    return sliding + per_token["full"] * context
+    full = per_token["full"] * context
+    return sliding + full
 
 
 def decode_bytes(

@@ -124,8 +124,9 @@ def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, A
 
 def mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:
     """(fsdp, tp) of a stored row, which names its mesh only where it isn't the usual one."""
-    if row["mesh"]:
-        fsdp, tp = row["mesh"].split("x")
+    mesh = row["mesh"]
+    if mesh:
+        fsdp, tp = mesh.split("x")
         return int(fsdp), int(tp)
     path = ROOT / "data" / "configs" / f"gemma4_{size}.json"
     config = architecture.read_config(path)
