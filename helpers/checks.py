@@ -32,8 +32,9 @@ def slices_for(size: str, base_dtype: str, needs_tpu: bool) -> list[str]:
     if not needs_tpu:
         return names
     for name, piece in hardware.SLICES.items():
-        is_meant_for_it = piece.size == size
-        if is_meant_for_it or stored.compiled_fit(name, size, base_dtype) is not None:
+        if piece.size == size:
+            names.append(name)
+        elif stored.compiled_fit(name, size, base_dtype) is not None:
             names.append(name)
     return names
 
@@ -47,19 +48,21 @@ def check_space(folder: str | Path, free_gb: float, need_gb: float) -> Check:
     """
     if free_gb >= need_gb:
         return True, f"{free_gb:.0f} GB free for {need_gb:g} GB"
-    return False, (f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB. "
-                   "Start again with TMPDIR=/dev/shm, or make the VM with a larger boot disk")
+    problem = f"{folder} has {free_gb:.0f} GB free and the checkpoint needs {need_gb:g} GB."
+    fix = "Start again with TMPDIR=/dev/shm, or make the VM with a larger boot disk"
+    return False, f"{problem} {fix}"
 
 
 def check_slice(machine: hardware.Hardware, slices: Sequence[str]) -> Check:
     """Is this machine one of the slices that the size is for, and are its chips free?"""
     if not slices:
         return True, f"{machine}; none is needed"
-    if machine.slice in slices and not machine.trouble:
+    if machine.trouble:
+        return False, f"{machine}: {machine.trouble}"
+    if machine.slice in slices:
         return True, str(machine)
     wanted = " or ".join(slices)
-    trouble = machine.trouble or f"a {wanted} is needed"
-    return False, f"{machine}: {trouble}"
+    return False, f"{machine}: a {wanted} is needed"
 
 
 def check_devices(count: int, kind: str, chips: int, last_words: str = "") -> Check:
@@ -90,8 +93,10 @@ def check_icarus(first_line: str) -> Check:
     """
     version = re.search(r"version (\d+)", first_line)
     if version and version[1] in ("11", "12"):
-        return True, first_line.partition(" (")[0]
-    return False, (f"Icarus Verilog 11 or 12 is needed, found: {first_line or 'none'}. "
+        name, _, _ = first_line.partition(" (")
+        return True, name
+    there = first_line or "none"
+    return False, (f"Icarus Verilog 11 or 12 is needed, found: {there}. "
                    "Run: sudo apt-get install -y iverilog")
 
 
@@ -125,9 +130,13 @@ def count_devices(timeout: float = 600.0) -> Devices:
         return Devices(0, "none", "none", trouble)
     if child.returncode == 0:
         last_line = child.stdout.splitlines()[-1]
-        return Devices(*json.loads(last_line))
-    lines = child.stderr.strip().splitlines() or ["nothing"]
-    return Devices(0, "none", "none", lines[-1][:400])
+        answer = json.loads(last_line)
+        return Devices(*answer)
+    last_words = "nothing"
+    lines = child.stderr.strip().splitlines()
+    if lines:
+        last_words = lines[-1][:400]
+    return Devices(0, "none", "none", last_words)
 
 
 def _icarus_version() -> str:
@@ -135,8 +144,9 @@ def _icarus_version() -> str:
     program = shutil.which("iverilog")
     if not program:
         return ""
-    printed = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
-    return printed.partition("\n")[0]
+    done = subprocess.run([program, "-V"], capture_output=True, text=True)
+    first_line, _, _ = done.stdout.partition("\n")
+    return first_line
 
 
 def look(checkpoint_gb: float, slices: Sequence[str]) -> tuple[dict[str, Check], dict[str, Any]]:
@@ -183,11 +193,17 @@ def save(path: Path, checks: dict[str, Check], facts: dict[str, Any]) -> None:
     Raises:
       UserError: lists what to fix.
     """
-    kept = {name: {"fine": fine, "text": text} for name, (fine, text) in checks.items()}
-    write_json(path, {**facts, "python": platform.python_version(), "checks": kept})
-    wrong = [text for fine, text in checks.values() if not fine]
+    kept = {}
+    wrong = []
+    for name, (fine, text) in checks.items():
+        kept[name] = {"fine": fine, "text": text}
+        if not fine:
+            wrong.append(f"\n- {text}")
+    python = platform.python_version()
+    write_json(path, {**facts, "python": python, "checks": kept})
     if wrong:
-        raise UserError("this machine is not ready.\n- " + "\n- ".join(wrong))
+        listed = "".join(wrong)
+        raise UserError(f"this machine is not ready.{listed}")
     print(f"ready; wrote {path}")
 
 
@@ -202,7 +218,7 @@ def show_rental(name: str) -> None:
     if not (piece.zones and piece.runtime):
         print(f"tables/hardware.py doesn't say where and how a {piece.name} is rented")
         return
-    zone = piece.zones.split()[0]
+    zone, *_ = piece.zones.split()
     show_first_command("create", "gemma4-train", piece.name, zone, "3")
     show_first_command("run", "gemma4-train", zone, "scripts/train.sh", "my-bucket", "31b")
     show_first_command("delete", "gemma4-train", zone)
@@ -224,7 +240,9 @@ def show_first_command(*words: str) -> None:
         check=True,
         env={**os.environ, "DRY_RUN": "1"},
     )
-    print(f"$ scripts/vm.sh {' '.join(words)}")
-    for line in done.stdout.splitlines()[:1]:
-        print(textwrap.shorten(line, 140, placeholder=" …"))
+    typed = " ".join(words)
+    print(f"$ scripts/vm.sh {typed}")
+    lines = done.stdout.splitlines()
+    if lines:
+        print(textwrap.shorten(lines[0], 140, placeholder=" …"))
     print()

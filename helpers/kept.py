@@ -60,7 +60,8 @@ def earlier_output(place: Path) -> Path | None:
 def _is_ours(report: Path) -> bool:
     """Did this series write that report.json? Other notebooks may leave files of that name."""
     try:
-        return bool(json.loads(report.read_text())["series"] == "gemma4-on-tpu")
+        content = json.loads(report.read_text())
+        return bool(content["series"] == "gemma4-on-tpu")
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
@@ -203,7 +204,10 @@ def _finished_files(folder: Path) -> list[Path]:
     """All files below a folder, but for links and for those that are being written."""
     paths = []
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink() and not path.name.endswith(".partial"):
+        is_being_written = path.name.endswith(".partial")
+        if is_being_written or path.is_symlink():
+            continue
+        if path.is_file():
             paths.append(path)
     return paths
 
@@ -228,7 +232,9 @@ def _same(source: Path, copy: Path) -> bool:
         copied = copy.stat()
     except OSError:
         return False
-    return now.st_size == copied.st_size and int(now.st_mtime) == int(copied.st_mtime)
+    same_size = now.st_size == copied.st_size
+    same_second = int(now.st_mtime) == int(copied.st_mtime)
+    return same_size and same_second
 
 
 def _copy_whole(source: Path, target: Path) -> None:

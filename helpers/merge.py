@@ -59,7 +59,8 @@ def restore_adapters(folder: Folder, step: int) -> tuple[int, Adapters, dict[str
         opened = ocp.CheckpointManager(folder, item_handlers=handlers)
     with opened as manager:
         steps = sorted(manager.all_steps())
-        step = step or max(steps, default=0)
+        if not step:
+            step = max(steps, default=0)
         if step not in steps:
             raise UserError(f"{folder} has no finished step {step}; it has {steps}. Set "
                             "Settings.step to one of them, or run 03_train.py.")
@@ -91,10 +92,13 @@ def _read(manager: ocp.CheckpointManager, step: int) -> tuple[Any, dict[str, Any
     with damaged():
         restored = manager.restore(step, args=wanted)
     with damaged():
-        noted = manager.metadata(step).custom_metadata or {}
+        noted = manager.metadata(step).custom_metadata
+    if not noted:
+        noted = {}
     if not isinstance(noted, dict):
         raise DamagedError("its notes aren't what was saved")
-    return restored["model_params"], noted.get("recipe", {})
+    recipe = noted.get("recipe", {})
+    return restored["model_params"], recipe
 
 
 def _pairs(tree: Any) -> Adapters:
@@ -106,13 +110,15 @@ def _pairs(tree: Any) -> Adapters:
         if path[-1] == "value":  # Orbax keeps a variable's array there
             path.pop()
         name = path.pop()
+        module = ".".join(path)
         _, _, letter = name.rpartition("_lora_")  # Qwix: w_lora_a, kernel_lora_a
-        pair = matrices.setdefault(".".join(path), {})
+        pair = matrices.setdefault(module, {})
         pair[letter] = np.asarray(array, np.float32)
 
     adapters: Adapters = {}
     for module, pair in matrices.items():
-        adapters[module] = (pair["a"], pair["b"])
+        a, b = pair["a"], pair["b"]
+        adapters[module] = (a, b)
     return adapters
 
 
@@ -148,7 +154,9 @@ def adapters_of(recipe: Recipe, step: int = 0) -> tuple[int, Adapters, dict[str,
     folder: Folder = recipe.checkpoints  # gs://..., or below the run directory
     if "://" not in recipe.checkpoints:
         folder = run_dir(recipe.checkpoints)
-    step, adapters, notes = restore_adapters(folder, step or recipe.final_step)
+    if not step:
+        step = recipe.final_step
+    step, adapters, notes = restore_adapters(folder, step)
     check_digest(adapters, step, recipe)  # not a byte has changed since
     return step, adapters, notes
 
@@ -226,10 +234,12 @@ def _recipe_problems(recipe: Recipe, notes: dict[str, Any]) -> list[str]:
     problems = []
     for name in NOTED:
         written = getattr(recipe, name)
-        noted = notes.get(name, OLDER.get(name, written))
+        in_older = OLDER.get(name, written)
+        noted = notes.get(name, in_older)
         if noted != written:
-            problems.append(f"recipe says {name} {written or 'nothing'}, "
-                            f"the checkpoint {noted or 'nothing'}")
+            here = written or "nothing"
+            there = noted or "nothing"
+            problems.append(f"recipe says {name} {here}, the checkpoint {there}")
     return problems
 
 
@@ -244,12 +254,15 @@ def _is_trained(adapters: Adapters) -> bool:
 def _adapter_problems(target: Module, pair: Pair, rank: int) -> list[str]:
     """What is wrong with the A and B of a module, in words."""
     problems = []
-    shapes = target.adapter(rank)
-    for letter, array, shape in zip("AB", pair, shapes, strict=True):
+    a, b = pair
+    a_shape, b_shape = target.adapter(rank)
+    for letter, array, shape in (("A", a, a_shape), ("B", b, b_shape)):
         name = f"{target.path} {letter}"
         if array.shape != shape:
             problems.append(f"{name} is {array.shape}, rank {rank} needs {shape}")
-        elif not np.isfinite(array).all():
+            continue
+        is_finite = np.isfinite(array)
+        if not is_finite.all():
             problems.append(f"{name} has NaN or Inf")
     return problems
 
@@ -317,8 +330,11 @@ def add_delta(
     exact = base + delta
     merged = exact.astype(rows.dtype)
     rounding = merged.astype(np.float32) - exact
-    squares = [np.vdot(part, part) for part in (base, delta, rounding)]
-    return merged, np.array(squares, np.float64)
+    squares = np.array(
+        [np.vdot(base, base), np.vdot(delta, delta), np.vdot(rounding, rounding)],
+        np.float64,
+    )
+    return merged, squares
 
 
 def files_to_copy(base: Folder) -> list[Path]:
@@ -331,7 +347,8 @@ def files_to_copy(base: Folder) -> list[Path]:
     """
     files = weights.files_of(base)
     for path in Path(base).iterdir():
-        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".gguf"):
+        is_weights = path.suffix in (".safetensors", ".bin", ".gguf")
+        if path.is_file() and not is_weights:
             files.append(path)
     return sorted(files)
 
@@ -362,7 +379,9 @@ def merge_model(
     out = Path(out)
     tensors = weights.open_model(base)
     files = files_to_copy(base)
-    size = sum(path.stat().st_size for path in files)
+    size = 0
+    for path in files:
+        size += path.stat().st_size
     room(out.parent, 1.01 * size, f"{out.name}/")
 
     norms = []
@@ -375,7 +394,8 @@ def merge_model(
             copied = replace(original, file=folder / original.file.name)
             matrix = copied.array("r+")
             squares = _merge_matrix(matrix, a, b, scale, as_trained)
-            if not np.isfinite(squares).all():
+            is_finite = np.isfinite(squares)
+            if not is_finite.all():
                 raise UserError(f"{base}: {name} has NaN or Inf. Download it again.")
             base_norm, delta_norm, rounding_norm = np.sqrt(squares).tolist()
             norms.append((name, base_norm, delta_norm, rounding_norm))
@@ -397,7 +417,8 @@ def _merge_matrix(
         rows = matrix[part]
         if as_trained:
             rows = as_trained(rows)
-        matrix[part], squares = add_delta(rows, a, b[:, part], scale)
+        b_of_rows = b[:, part]
+        matrix[part], squares = add_delta(rows, a, b_of_rows, scale)
         sums += squares
     return sums
 
@@ -423,13 +444,18 @@ def peft_tensors(
 def _add_for_peft(tensors: dict[str, np.ndarray], module: str, pair: Pair) -> None:
     """Add the two matrices of a module to PEFT's tensors."""
     a, b = pair
-    start = f"base_model.model.{module}"
-    tensors[f"{start}.lora_A.weight"] = a.T.copy()
-    tensors[f"{start}.lora_B.weight"] = b.T.copy()
+    lora_a = a.T.copy()
+    lora_b = b.T.copy()
+    tensors[f"base_model.model.{module}.lora_A.weight"] = lora_a
+    tensors[f"base_model.model.{module}.lora_B.weight"] = lora_b
 
 
 def write_adapter(
-    out: Folder, targets: list[Module], adapters: Adapters, recipe: Recipe, prefix: str
+    out: Folder,
+    targets: list[Module],
+    adapters: Adapters,
+    recipe: Recipe,
+    prefix: str,
 ) -> None:
     """Write the adapters as PEFT stores them.
 

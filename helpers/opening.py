@@ -21,8 +21,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "flax", "optax", "google-tunix", "qwix", "grain", "orbax-checkpoint",
             "safetensors", "transformers", "datasets", "pandas", "matplotlib")
 # Modules that Colab's kernel may have loaded before the first cell, and their packages.
-LOADED_EARLY = {"numpy": "numpy", "PIL": "pillow", "pandas": "pandas", "scipy": "scipy",
-                "pyarrow": "pyarrow", "matplotlib": "matplotlib", "jax": "jax", "jaxlib": "jaxlib"}
+LOADED_EARLY = {
+    "numpy": "numpy",
+    "PIL": "pillow",
+    "pandas": "pandas",
+    "scipy": "scipy",
+    "pyarrow": "pyarrow",
+    "matplotlib": "matplotlib",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+}
 # What makes the libraries quiet, where the reader hasn't chosen otherwise.
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -48,7 +56,8 @@ def machine(devices: int = 0, always: str = "") -> None:
     """
     chosen = os.environ.get("RUN_DIR")
     if chosen:  # it's relative to where the reader stands, not to the repository
-        os.environ["RUN_DIR"] = os.path.abspath(os.path.expanduser(chosen))
+        expanded = os.path.expanduser(chosen)
+        os.environ["RUN_DIR"] = os.path.abspath(expanded)
     os.chdir(ROOT)
     run.one_line_errors()
     _let_open_files()
@@ -93,17 +102,29 @@ def _let_open_files() -> None:
 
 def _describe() -> None:
     """Print this machine, the versions of its packages, the size, and where results go."""
+    python = platform.python_version()
+    cores = os.cpu_count()
+    pages = os.sysconf("SC_PHYS_PAGES")
+    page_size = os.sysconf("SC_PAGE_SIZE")
+    memory = pages * page_size / 2**30
     folder = tempfile.gettempdir()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(folder).free / 2**30
     commit = run.commit_of(ROOT) or "no git"
-    print(f"python {platform.python_version()} | {os.cpu_count()} cores | "
-          f"{memory:.0f} GiB memory | {free:.0f} GiB free in {folder} | commit {commit}")
+    print(f"python {python} | {cores} cores | {memory:.0f} GiB memory | "
+          f"{free:.0f} GiB free in {folder} | commit {commit}")
 
-    versions = [f"{package} {metadata.version(package)}" for package in PACKAGES]
-    for place in range(0, len(versions), 4):
-        print(" | ".join(versions[place:place + 4]))
-    print(f"{hardware.here()} | size {size()} | results in {run_dir()}")
+    versions = []
+    for package in PACKAGES:
+        version = metadata.version(package)
+        versions.append(f"{package} {version}")
+    for first in range(0, len(versions), 4):
+        four = versions[first:first + 4]
+        print(" | ".join(four))
+
+    here = hardware.here()
+    chosen = size()
+    results = run_dir()
+    print(f"{here} | size {chosen} | results in {results}")
 
 
 def _on_a_v5e_8() -> None:
@@ -116,7 +137,8 @@ def _on_a_v5e_8() -> None:
     if why:
         raise UserError(f"{why}.")
     # What persists there has 20 GB; a merged 31B has 62, and the other disk has a terabyte.
-    os.environ.setdefault("RUN_DIR", f"{tempfile.gettempdir()}/gemma4-{size()}")
+    temporary = tempfile.gettempdir()
+    os.environ.setdefault("RUN_DIR", f"{temporary}/gemma4-{size()}")
 
 
 def install() -> None:
@@ -131,16 +153,20 @@ def install() -> None:
     """
     if not _may_install():
         environment = ROOT / ".venv"
-        first = "" if environment.exists() else f"make it (cd {ROOT} && ./setup.sh train), then "
+        first = f"make it (cd {ROOT} && ./setup.sh train), then "
+        if environment.exists():
+            first = ""
         raise UserError(f"this is the Python of {sys.prefix}, into which nothing is installed. "
                         f"The series has its own: {first}choose {environment}/bin/python as the "
                         "kernel.")
-    subprocess.run(["bash", str(ROOT / "setup.sh"), "train", "--into", sys.executable], check=True)
+    script = str(ROOT / "setup.sh")
+    subprocess.run(["bash", script, "train", "--into", sys.executable], check=True)
     importlib.invalidate_caches()
     old = _loaded_too_early()
     if old:
+        listed = ", ".join(old)
         raise UserError(f"all is installed, but this kernel began with older versions of "
-                        f"{', '.join(old)}. Restart it, once: in Colab choose Runtime, Restart "
+                        f"{listed}. Restart it, once: in Colab choose Runtime, Restart "
                         "session and run all; on Kaggle Run, Restart & clear cell outputs, then "
                         "Run All.")
 
@@ -162,7 +188,8 @@ def _loaded_too_early() -> list[str]:
     for module, package in LOADED_EARLY.items():
         if module not in sys.modules:
             continue
-        if sys.modules[module].__version__ != metadata.version(package):
+        loaded = sys.modules[module].__version__
+        if loaded != metadata.version(package):
             old.append(package)
     return old
 
@@ -175,14 +202,18 @@ def quiet() -> None:
         os.environ.setdefault("WANDB_MODE", "disabled")
     warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: plain bars are fine
     warnings.filterwarnings("ignore", message="`with mesh:`")  # where Tunix looks for its mesh
-    for name in ("absl", "jax"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("absl").addFilter(_is_not_raised_again)
+    of_absl = logging.getLogger("absl")
+    of_absl.setLevel(logging.ERROR)
+    of_absl.addFilter(_is_not_raised_again)
+    of_jax = logging.getLogger("jax")
+    of_jax.setLevel(logging.ERROR)
 
 
 def _is_not_raised_again(record: logging.LogRecord) -> bool:
     """False for what fails in a thread of Orbax: it's raised again where somebody waits for it."""
-    return not (record.exc_info and "orbax" in record.pathname)
+    if not record.exc_info:
+        return True
+    return "orbax" not in record.pathname
 
 
 def join_hosts(count: int = 1) -> None:
@@ -213,7 +244,8 @@ def _start_jax(devices: int) -> int:
     """
     here = hardware.here()
     # On a TPU the CPU has to be asked for twice: by SIZE=tiny, and by JAX's own variable.
-    asked_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu") and size() == "tiny"
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    asked_cpu = platforms.startswith("cpu") and size() == "tiny"
     on_tpu = here.accelerator == "tpu" and not asked_cpu
     if on_tpu and here.trouble:
         raise UserError(f"{here}: {here.trouble}.")
@@ -254,12 +286,15 @@ def _backend(here: hardware.Hardware) -> str:
 def _say_devices(backend: str, wanted: int) -> None:
     """Print which devices JAX has, and on how many hosts."""
     import jax
-    kinds = sorted({device.device_kind for device in jax.devices()})
-    line = f"JAX backend {backend}: {jax.device_count()} x {', '.join(kinds)}"
+    count = jax.device_count()
+    hosts = jax.process_count()
+    kinds = {device.device_kind for device in jax.devices()}
+    kinds_listed = ", ".join(sorted(kinds))
+    line = f"JAX backend {backend}: {count} x {kinds_listed}"
     if backend == "cpu" and wanted > 1:
         line += " (simulated)"
-    if jax.process_count() > 1:
-        line += f", {jax.process_count()} hosts"
+    if hosts > 1:
+        line += f", {hosts} hosts"
     print(line)
 
 
@@ -268,7 +303,8 @@ def _simulate(devices: int) -> None:
     flag = f"--xla_force_host_platform_device_count={devices}"
     flags = os.environ.get("XLA_FLAGS", "")
     if flag not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+        with_ours = f"{flags} {flag}"
+        os.environ["XLA_FLAGS"] = with_ours.strip()
     # Several simulated devices share a thread pool as small as the machine; collectives that
     # wait for each other need one thread each, and asynchronous dispatch can exhaust it.
     os.environ.setdefault("NPROC", "16")

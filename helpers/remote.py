@@ -48,20 +48,27 @@ def stage(source: Path | str, weights: bool = True, fetch: bool = True) -> Path:
     small = target / ".small"
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
-        if whole.exists() or (small.exists() and not weights):  # fetched earlier, or as we waited
+        if whole.exists():  # fetched earlier, or as we waited
+            return target
+        if small.exists() and not weights:
             return target
         sizes, download = _files_of(text, target)
         names = [name for name in sizes if _is_small(name)]
         if weights:
             names += _weights_of(text, sizes, target, download)
         size = sum(sizes[name] for name in names)
-        room(target, size - _bytes_below(target), f"the weights of {text}",
-             "Point TMPDIR to a larger place (on a TPU VM: /dev/shm).")
-        if fetch:
-            with phase(f"staging {size / 1e9:.1f} GB of {text} in {target}"):
-                download(names)
-            done = whole if weights else small
-            done.touch()
+        missing = size - _bytes_below(target)
+        larger_place = "Point TMPDIR to a larger place (on a TPU VM: /dev/shm)."
+        room(target, missing, f"the weights of {text}", larger_place)
+        if not fetch:
+            return target
+        gigabytes = size / 1e9
+        with phase(f"staging {gigabytes:.1f} GB of {text} in {target}"):
+            download(names)
+        if weights:
+            whole.touch()
+        else:
+            small.touch()
     return target
 
 
@@ -72,13 +79,16 @@ def _place_for(source: str) -> Path:
       UserError: that's no name of a remote model.
     """
     is_address = "://" in source
-    is_hub_name = source.count("/") == 1 and not local_path(source)
+    has_one_slash = source.count("/") == 1
+    is_hub_name = has_one_slash and not local_path(source)
     if not is_address and not is_hub_name:
         raise UserError(f"{source} is neither a directory, nor a hub id, nor a gs:// address.")
-    inner = source.rpartition("://")[2].strip("/")
+    _, _, behind_scheme = source.rpartition("://")
+    inner = behind_scheme.strip("/")
     if ".." in Path(inner).parts:  # it would lead out of the folder that is ours
         raise UserError(f"{source} has .. in it. Write the address without.")
-    return Path(tempfile.gettempdir()) / "base" / inner
+    temporary = Path(tempfile.gettempdir())
+    return temporary / "base" / inner
 
 
 def _files_of(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
@@ -87,8 +97,10 @@ def _files_of(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
     Raises:
       UserError: it can't be reached, or it's no model.
     """
-    look_up = _in_bucket if "://" in source else _on_hub
-    sizes, download = look_up(source, target)
+    if "://" in source:
+        sizes, download = _in_bucket(source, target)
+    else:
+        sizes, download = _on_hub(source, target)
     if "config.json" not in sizes:
         raise UserError(f"{source} is empty, or has no config.json: it holds no model.")
     return sizes, download
@@ -98,7 +110,10 @@ def _is_small(name: str) -> bool:
     """Whether a file of a model is one that we need beside the weights; folders in it aren't."""
     if "/" in name:
         return False
-    return any(fnmatch.fnmatch(name, pattern) for pattern in SMALL)
+    for pattern in SMALL:
+        if fnmatch.fnmatch(name, pattern):
+            return True
+    return False
 
 
 def _weights_of(source: str, sizes: Mapping[str, int], target: Path, download: Fetch) -> list[str]:
@@ -110,13 +125,15 @@ def _weights_of(source: str, sizes: Mapping[str, int], target: Path, download: F
       UserError: the index can't be used, or a file that it names isn't there.
     """
     from helpers import weights
+    expected_by = "a model without an index has"
     if weights.INDEX in sizes:
+        expected_by = "its index names"
         download([weights.INDEX])
     names = weights.names_of(target)
     for name in names:
         if name not in sizes:
-            by = "its index names" if weights.INDEX in sizes else "a model without an index has"
-            raise UserError(f"{source} lacks {name}, which {by}. Take another copy of this model.")
+            raise UserError(f"{source} lacks {name}, which {expected_by}. Take another copy of "
+                            "this model.")
     return names
 
 
@@ -144,11 +161,17 @@ def _on_hub(source: str, target: Path) -> tuple[dict[str, int], Fetch]:
                             "yourself and pass the directory.") from error
 
     def fetch(names: list[str]) -> None:
-        ask(huggingface_hub.snapshot_download, revision=info.sha, local_dir=target,
-            allow_patterns=names)
+        ask(
+            huggingface_hub.snapshot_download,
+            revision=info.sha,
+            local_dir=target,
+            allow_patterns=names,
+        )
 
     info = ask(huggingface_hub.HfApi().model_info, files_metadata=True)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+    sizes = {}
+    for file in info.siblings:
+        sizes[file.rfilename] = file.size or 0
     return sizes, fetch
 
 
@@ -186,9 +209,12 @@ def checkout(folder: str) -> Path:
     wants_checkout = "{checkout}" in folder
     if wants_checkout and not named and not OUR_COPY.exists():
         _fetch_verilog_eval(OUR_COPY)
-    path = Path(folder.replace("{checkout}", named or str(OUR_COPY)))
+    copy = named or str(OUR_COPY)
+    path = Path(folder.replace("{checkout}", copy))
     if not path.is_dir():
-        cause = f" (VERILOG_EVAL_DIR is {named})" if wants_checkout and named else ""
+        cause = ""
+        if wants_checkout and named:
+            cause = f" (VERILOG_EVAL_DIR is {named})"
         raise UserError(f"there is no folder {path}{cause}. Name one with problems in "
                         "verilog-eval's layout (*_prompt.txt, *_ref.sv, *_test.sv).")
     if not any(path.glob("*_prompt.txt")):
@@ -233,10 +259,11 @@ def bucket(address: Path | str) -> tuple[Any, str]:
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     text = str(address)
     login = {}
-    # STORAGE_EMULATOR_HOST names another server than Google's, which asks for no login.
-    if text.startswith("gs://") and os.environ.get("STORAGE_EMULATOR_HOST"):
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")  # not Google's server: it wants no login
+    if emulator and text.startswith("gs://"):
         login = {"token": "anon"}
-    return fsspec.core.url_to_fs(text.rstrip("/"), use_listings_cache=False, **login)
+    without_slash = text.rstrip("/")
+    return fsspec.core.url_to_fs(without_slash, use_listings_cache=False, **login)
 
 
 def check_writable(address: Path | str) -> None:
@@ -246,9 +273,10 @@ def check_writable(address: Path | str) -> None:
       UserError: the bucket does not exist, or we may not write there.
     """
     storage, inner = bucket(address)
+    trial = f"{inner}/.writable"
     with _refusals(address):
-        storage.pipe_file(f"{inner}/.writable", b"")
-        storage.rm_file(f"{inner}/.writable")
+        storage.pipe_file(trial, b"")
+        storage.rm_file(trial)
 
 
 @contextlib.contextmanager

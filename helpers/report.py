@@ -27,8 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent
 WARM = 3  # the first steps warm caches up, and are not counted
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix", "orbax-checkpoint")
 # What machine.json says of the training, and the report repeats.
-TRAINED_WITH = ("device_kind", "devices", "mesh", "remat", "sequence_length", "micro_rows",
-                "micro_batches")
+TRAINED_WITH = (
+    "device_kind",
+    "devices",
+    "mesh",
+    "remat",
+    "sequence_length",
+    "micro_rows",
+    "micro_batches",
+)
 SEND = ("Please send this file: https://github.com/OWNER/gemma4-on-tpu/issues/new, or as a pull "
         "request that adds it to data/measured/.")
 
@@ -44,7 +51,9 @@ def training(folder: Path) -> dict[str, Any]:
     if not machine:
         raise UserError(f"{path} isn't what 03_train.py writes. Run it again.")
     steps = _steps(folder / "train/log.jsonl")
-    steady = steps[WARM:] or steps
+    steady = steps[WARM:]
+    if not steady:
+        steady = steps
     seconds = [step["seconds"] for step in steady]
     tokens = [step["real_tokens"] for step in steady]
     return {
@@ -79,7 +88,8 @@ def _steps(log: Path) -> list[dict[str, Any]]:
       ValueError: a line is neither.
     """
     steps = []
-    for line in json_lines(log.read_bytes()):
+    text = log.read_bytes()
+    for line in json_lines(text):
         record = line.value
         if not isinstance(record, dict):
             raise UserError(f"{log}: line {line.number} isn't one of 03's.")
@@ -102,8 +112,10 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
     values = _training(folder) | _serving(folder) | _scores(folder)
     numbers = {}
     for name in measured.fields():
-        if measured.is_number(values.get(name)):
-            numbers[name] = values[name]
+        value = values.get(name)
+        if measured.is_number(value):
+            numbers[name] = value
+    times = _json(folder / "times.json")
     return {
         "series": measured.SERIES,
         "form": measured.FORM,
@@ -111,7 +123,7 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
         "outcome": outcome,
         "about": _about(folder),
         "versions": _versions(),
-        "pages_seconds": _part(_json(folder / "times.json"), "seconds"),
+        "pages_seconds": _part(times, "seconds"),
         "measured": numbers,
     }
 
@@ -119,16 +131,23 @@ def collect(folder: Path, outcome: str = "") -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """The object of a JSON file that has no record; {} where it's missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return _object(value)
 
 
 def _part(values: dict[str, Any], name: str) -> dict[str, Any]:
     """The object that an object holds under a name; {} where there's none."""
-    value = values.get(name)
-    return value if isinstance(value, dict) else {}
+    return _object(values.get(name))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A JSON object as it is; {} for any other value."""
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -139,6 +158,12 @@ def _about(folder: Path) -> dict[str, Any]:
     recipe = _recipe(trained)
     machine = hardware.here()
     now = datetime.datetime.now(datetime.UTC)
+    base = ""
+    if data:
+        base = data.base_model
+    rank = None
+    if recipe:
+        rank = recipe.rank
     about = {
         **asdict(machine),
         "slice": machine.slice,
@@ -147,8 +172,8 @@ def _about(folder: Path) -> dict[str, Any]:
         "when": now.isoformat(timespec="seconds"),
         "system": platform.platform(),
         "cores": os.cpu_count(),
-        "base": data.base_model if data else "",
-        "rank": recipe.rank if recipe else None,
+        "base": base,
+        "rank": rank,
         "base_dtype": _base_dtype(trained),
     }
     for name in TRAINED_WITH:
@@ -203,10 +228,12 @@ def _serving(folder: Path) -> dict[str, Any]:
     A first hour measures the server, too. Its numbers stand where 05 or 06 left none.
     """
     stages = _part(_json(folder / "first_hour/report.json"), "stages")
-    hour = _part(_part(stages, "serve"), "result")
+    serve_stage = _part(stages, "serve")
+    hour = _part(serve_stage, "result")
     ready = _json(folder / "serve/ready.json")
+    ready_in_hour = hour.get("ready_seconds")
     values = {
-        "server_ready_seconds": ready.get("seconds", hour.get("ready_seconds")),
+        "server_ready_seconds": ready.get("seconds", ready_in_hour),
         "ttft_p50_ms": hour.get("p50_ttft_ms"),
         "tpot_p50_ms": hour.get("p50_tpot_ms"),
         "output_tokens_per_second": hour.get("output_throughput"),
@@ -221,8 +248,11 @@ def _benchmark(results: Path) -> dict[str, float]:
     """
     if not results.exists():
         return {}
+    rows = []
     with open(results, newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["ttft_p50_ms"]]
+        for row in csv.DictReader(file):
+            if row["ttft_p50_ms"]:
+                rows.append(row)
     if not rows:
         return {}
     calmest = min(rows, key=_load)
@@ -237,7 +267,9 @@ def _benchmark(results: Path) -> dict[str, float]:
 
 def _load(row: dict[str, str]) -> tuple[float, float]:
     """How much work a row of results.csv gave the server: requests a second, tokens of each."""
-    return float(row["rate"]), float(row["input_len"])
+    requests_a_second = float(row["rate"])
+    tokens_of_each = float(row["input_len"])
+    return requests_a_second, tokens_of_each
 
 
 def _scores(folder: Path) -> dict[str, Any]:
@@ -263,7 +295,8 @@ def main(words: list[str]) -> None:
     folder, target, *outcome = words
     report = collect(Path(folder), *outcome)
     run.write_json(target, report)
-    measured_here = len(report["measured"])
+    numbers = report["measured"]
+    measured_here = len(numbers)
     all_numbers = len(measured.fields())
     print(f"{target}: {measured_here} numbers of {all_numbers}. {SEND}")
 

@@ -91,7 +91,8 @@ def is_a_bug(error: BaseException) -> bool:
         return False
     while trace.tb_next:
         trace = trace.tb_next
-    return Path(trace.tb_frame.f_code.co_filename).parent in (_ROOT / "helpers", _ROOT / "tables")
+    raised_in = Path(trace.tb_frame.f_code.co_filename)
+    return raised_in.parent in (_ROOT / "helpers", _ROOT / "tables")
 
 
 @contextlib.contextmanager
@@ -112,7 +113,9 @@ def damaged() -> Iterator[None]:
         is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
         if is_memory or is_a_bug(error):
             raise
-        first_line = text.splitlines()[0] if text else ""
+        first_line = ""
+        if text:
+            first_line = text.splitlines()[0]
         raise DamagedError(f"{type(error).__name__}: {first_line[:150]}") from error
 
 
@@ -150,8 +153,9 @@ def _shell() -> Any:
     return sys.modules["IPython"].get_ipython()
 
 
-def _show_in_script(kind: type[BaseException], error: BaseException,
-                    trace: TracebackType | None) -> None:
+def _show_in_script(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """What a script prints of an error; it takes what `sys.excepthook` takes."""
     line = what_to_do(error)
     if issubclass(kind, KeyboardInterrupt):
@@ -162,8 +166,13 @@ def _show_in_script(kind: type[BaseException], error: BaseException,
         sys.__excepthook__(kind, error, trace)
 
 
-def _show_in_shell(shell: Any, kind: type[BaseException], error: BaseException,
-                   trace: TracebackType | None, tb_offset: int | None = None) -> None:
+def _show_in_shell(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> None:
     """What a notebook shows of an error; it takes what IPython's custom handler takes."""
     line = what_to_do(error)
     if line and not isinstance(error, UserError):
@@ -199,7 +208,8 @@ def size() -> str:
 
 def _listed(names: Iterable[str] = SIZES) -> str:
     """Sizes and what they're for, a line each."""
-    return "\n".join(f"  {name}: {SIZES[name]}" for name in names)
+    lines = [f"  {name}: {SIZES[name]}" for name in names]
+    return "\n".join(lines)
 
 
 def same_size(there: str, source: str) -> None:
@@ -225,8 +235,9 @@ def choose(settings: Mapping[str, Chosen]) -> Chosen:
     """
     name = size()
     if name not in settings:
+        known = _listed(settings)
         raise UserError(f"this notebook has no settings for size {name}. Set SIZE to one that it "
-                        f"has, or add yours to its settings cell:\n{_listed(settings)}")
+                        f"has, or add yours to its settings cell:\n{known}")
     why = "SIZE is set"
     if not os.environ.get("SIZE"):
         why = f"{hardware.here()}, SIZE unset"
@@ -253,8 +264,9 @@ def run_dir(*parts: str) -> Path:
                         "checkpoints there without their weights. Set RUN_DIR to a path without "
                         "one.")
     if _ROOT.is_relative_to(whole) or whole == Path.home():
+        inside = base / "runs" / "mine"
         raise UserError(f"RUN_DIR={base} holds more than a run. Name a folder of its own, such as "
-                        f"{base / 'runs' / 'mine'}.")
+                        f"{inside}.")
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -278,7 +290,11 @@ def _why_no_folder(place: Path, error: OSError) -> str:
 
 def _run_folder() -> Path:
     """Where the run directory is or would be."""
-    chosen = Path(os.environ.get("RUN_DIR") or Path("runs") / size())
+    named = os.environ.get("RUN_DIR")
+    if named:
+        chosen = Path(named)
+    else:
+        chosen = Path("runs") / size()
     try:
         return chosen.expanduser()
     except RuntimeError:  # the ~name of nobody here
@@ -286,8 +302,9 @@ def _run_folder() -> Path:
                         "has that name.") from None
 
 
-def room(folder: Path | str, size: float, what: str,
-         instead: str = "Set RUN_DIR elsewhere.") -> None:
+def room(
+    folder: Path | str, size: float, what: str, instead: str = "Set RUN_DIR elsewhere."
+) -> None:
     """Say before the first byte that a disk is too small.
 
     Args:
@@ -312,10 +329,14 @@ def local_path(name: Path | str) -> bool:
     text = str(name)
     if "://" in text:
         return False
-    if text.startswith(("/", ".", "~")) or text.count("/") > 1:
+    if text.startswith(("/", ".", "~")):
+        return True
+    if text.count("/") > 1:
         return True
     first, slash, _ = text.partition("/")
-    return bool(slash) and Path(first).is_dir()
+    if not slash:
+        return False
+    return Path(first).is_dir()
 
 
 def require(path: Path | str, page: str) -> Path:
@@ -361,8 +382,10 @@ def _run_page(source: Path) -> None:
     with phase(source.stem, every=30):
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, env=environment)
     if done.returncode:
-        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        why = words[-1].removeprefix("Error: ")
+        why = f"exit status {done.returncode}"
+        lines = done.stderr.strip().splitlines()
+        if lines:
+            why = lines[-1].removeprefix("Error: ")
         raise UserError(f"{source.stem} failed: {why}")
 
 
@@ -384,7 +407,8 @@ def writing() -> None:
     path = run_dir(".lock").resolve()
     for folder, ours in REPLACED.items():  # now, rather than after hours of work
         _only_ours(path.with_name(folder), ours)
-    if os.environ.get("RUN_DIR_LOCKED") == str(path) or _lock:  # held for us by who started us
+    held_for_us = os.environ.get("RUN_DIR_LOCKED") == str(path)  # by who started us
+    if held_for_us or _lock:
         return
     from filelock import FileLock, Timeout  # not before it is installed
     lock = FileLock(path)
@@ -479,7 +503,8 @@ def hashes(folder: Path | str) -> dict[str, str]:
     sums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            sums[path.relative_to(folder).as_posix()] = sha256_file(path)
+            name = path.relative_to(folder).as_posix()
+            sums[name] = sha256_file(path)
     return sums
 
 
@@ -490,7 +515,8 @@ def changed(folder: Path | str, expected: Mapping[str, str]) -> dict[str, str]:
     """
     now = hashes(folder)
     differences = {}
-    for name in now.keys() - expected.keys():
+    new_names = now.keys() - expected.keys()
+    for name in new_names:
         if name.endswith((".safetensors", ".npy")):
             differences[name] = "unexpected"
     for name, known in expected.items():
@@ -514,7 +540,8 @@ def commit_of(folder: Path, *words: str) -> str:
       folder: the checkout. A repository around it is not looked at.
       words: what git is asked, such as "describe", "--always"; by default the short hash.
     """
-    words = words or ("rev-parse", "--short", "HEAD")
+    if not words:
+        words = ("rev-parse", "--short", "HEAD")
     command = ["git", "-C", str(folder), *words]
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     try:
@@ -528,7 +555,8 @@ def commit_of(folder: Path, *words: str) -> str:
 
 def clock(seconds: float) -> str:
     """Seconds as 1:02:03."""
-    return str(datetime.timedelta(seconds=round(seconds)))
+    duration = datetime.timedelta(seconds=round(seconds))
+    return str(duration)
 
 
 @contextlib.contextmanager
@@ -584,14 +612,17 @@ class Progress:
 
         parts = [f"{self.text} {self.count}/{self.total}"]
         first_time, first_count = self.first
-        rate = (self.count - first_count) / max(now - first_time, 1e-9)
+        seconds = max(now - first_time, 1e-9)
+        rate = (self.count - first_count) / seconds
         if rate:
-            left = (self.total - self.count) / rate
+            items_left = self.total - self.count
+            left = clock(items_left / rate)
             parts.append(f"{rate:.3g}/s")
-            parts.append(f"left {clock(left)}")
+            parts.append(f"left {left}")
         if note:
             parts.append(note)
-        print(" | ".join(parts), flush=True)
+        line = " | ".join(parts)
+        print(line, flush=True)
 
     def _is_due(self, now: float) -> bool:
         """Is it time for a line? After a first line, the end of the work gets one at once."""

@@ -139,7 +139,9 @@ def name_results(messages: Sequence[Row]) -> str:
                     return "two calls with one id"
                 waiting[call["id"]] = call["function"]["name"]
         elif message["role"] == "tool":
-            answered = message.get("tool_call_id") or next(iter(waiting))
+            answered = message.get("tool_call_id")
+            if not answered:
+                answered = next(iter(waiting))
             if answered not in list(waiting):  # a list, because a damaged row may have any id
                 return NO_CALL
             message["tool_call_id"] = answered

@@ -47,7 +47,9 @@ class Tensor:
         """The tensor as pages of its file: nothing is read yet. With "r+", changes are written."""
         size = self.stop - self.start
         data = np.memmap(self.file, np.uint8, mode, self.start, size)
-        return data.view(DTYPES[self.dtype]).reshape(self.shape)
+        dtype = DTYPES[self.dtype]
+        numbers = data.view(dtype)
+        return numbers.reshape(self.shape)
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
@@ -137,14 +139,15 @@ def _index_of(folder: Path) -> dict[str, str]:
     """
     path = folder / INDEX
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        index = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}). Download it again.") from error
 
     places = None
     if isinstance(index, dict):
         places = index.get("weight_map")
-    if not places or not isinstance(places, dict):
+    if not isinstance(places, dict) or not places:
         raise UserError(f"{path} has no weight_map, so it names no files. Download it again.")
     for name, file in places.items():
         is_in_folder = Path(str(file)).name == file
@@ -164,7 +167,8 @@ def open_model(folder: str | Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     places = set()  # (tensor, file) as the files have it
     for file in files_of(folder):
-        for name, tensor in read_header(file).items():
+        header = read_header(file)
+        for name, tensor in header.items():
             tensors[name] = tensor
             places.add((name, file.name))
 
@@ -239,9 +243,10 @@ def _differences(
     problems = []
     shapes = {}
     for name, shape in needed.items():
-        shapes[prefix + name] = shape
-        if prefix + name not in tensors:
-            problems.append(f"{prefix}{name} is missing")
+        whole_name = prefix + name
+        shapes[whole_name] = shape
+        if whole_name not in tensors:
+            problems.append(f"{whole_name} is missing")
     for name, shape in unused.items():
         shapes[prefix + name] = shape
 
@@ -252,8 +257,9 @@ def _differences(
             continue
         shape = shapes[name]
         if tensor.shape != shape or tensor.dtype not in DTYPES:
-            problems.append(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of "
-                            f"{list(shape)} in {dtypes}")
+            actual = f"{tensor.dtype} {list(tensor.shape)}"
+            expected = f"{list(shape)} in {dtypes}"
+            problems.append(f"{name} is {actual} instead of {expected}")
     return problems
 
 
@@ -269,18 +275,21 @@ def fingerprint(folder: str | Path) -> str:
     """
     files = files_of(folder)
     for path in Path(folder).iterdir():
-        if path.suffix in (".json", ".jinja", ".model"):
+        describes_model = path.suffix in (".json", ".jinja", ".model")
+        if describes_model:
             files.append(path)
     result = hashlib.sha256()
     for path in sorted(files):
         size = path.stat().st_size
-        result.update(f"{path.name} {size} ".encode())
+        title = f"{path.name} {size} "
+        result.update(title.encode())
         with open(path, "rb") as file:
             if path.suffix != ".safetensors":
                 result.update(file.read())
                 continue
             for block in range(64):
-                file.seek(size * block // 64)
+                start = size * block // 64
+                file.seek(start)
                 result.update(file.read(1 << 14))
     return result.hexdigest()
 
@@ -300,7 +309,8 @@ def adapters_digest(adapters: Any) -> str:
     result = hashlib.sha256()
     for path in sorted(arrays):
         array = arrays[path]
-        title = f"{path} {array.dtype.name} {list(array.shape)}\n"
+        shape = list(array.shape)
+        title = f"{path} {array.dtype.name} {shape}\n"
         result.update(title.encode())
         result.update(array.tobytes())
     return result.hexdigest()
@@ -310,16 +320,19 @@ def _arrays_of(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, np.ndarr
     """(path, array) of every array: `layers.0.attn.q_einsum.a`, however Qwix and Orbax spell it."""
     if isinstance(tree, Mapping):
         for key, branch in tree.items():
-            yield from _arrays_of(branch, (*path, str(key)))
+            inner_path = (*path, str(key))
+            yield from _arrays_of(branch, inner_path)
     elif isinstance(tree, tuple):
-        for letter, array in zip("ab", tree, strict=True):
-            yield from _arrays_of(array, (*path, letter))
+        a, b = tree
+        yield from _arrays_of(a, (*path, "a"))
+        yield from _arrays_of(b, (*path, "b"))
     else:
         if path[-1] == "value":  # Orbax keeps a variable's array there
             path = path[:-1]
         *parts, name = path
         module = ".".join(parts)
         _, _, letter = name.rpartition("_lora_")  # Qwix: w_lora_a, kernel_lora_a
+        array = tree
         if hasattr(tree, "get_value"):
-            tree = tree.get_value()
-        yield f"{module}.{letter}", np.asarray(tree)
+            array = tree.get_value()
+        yield f"{module}.{letter}", np.asarray(array)
