@@ -173,7 +173,9 @@ def _as_hf(config: ModelConfig) -> architecture.Config:
             names.append("full_attention")
         else:
             names.append("sliding_attention")
-    text = {key: getattr(config, field) for field, key in SAME.items()}
+    text = {}
+    for field, key in SAME.items():
+        text[key] = getattr(config, field)
     unshared = _unshared(config.num_layers, config.frac_shared_layers)
     return {
         **text,
@@ -801,7 +803,12 @@ def adapted_modules(model: nnx.Module) -> dict[str, Pair]:
 
 
 def attend(
-    query: Array, key: Array, value: Array, mask: Array, window: int | None, block: int
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array,
+    window: int | None,
+    block: int,
 ) -> Array:
     """Softmax attention under a causal mask, `block` queries at a time. Returns [B, T, N, H].
 
@@ -869,7 +876,11 @@ class BlockAttention(Attention):
             return self._by_blocks(x, segment_pos, attn_mask, kv_shared_cache)
 
     def _by_blocks(
-        self, x: Array, segment_pos: Array, attn_mask: Array, kv_shared_cache: Cache
+        self,
+        x: Array,
+        segment_pos: Array,
+        attn_mask: Array,
+        kv_shared_cache: Cache,
     ) -> AttentionResult:
         """As `block`, but always in blocks, and without earlier tokens' keys and values."""
         config = self.config

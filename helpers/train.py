@@ -186,8 +186,9 @@ class PackedRows:
 
     def __init__(self, folder: str | Path) -> None:
         self.arrays: dict[str, np.ndarray] = {}
+        folder = Path(folder)
         for field in COLUMNS:
-            file = Path(folder) / f"{field}.npy"
+            file = folder / f"{field}.npy"
             self.arrays[field] = np.load(file, mmap_mode="r")
 
     def __len__(self) -> int:
@@ -284,15 +285,16 @@ def batch_of(rows: dict[str, np.ndarray], picked: np.ndarray, mesh: Mesh) -> Bat
     columns = {}
     for name, array in rows.items():
         columns[name] = array[None, picked]
-    return to_mesh(Batch(**columns), mesh)
+    batch = Batch(**columns)
+    return to_mesh(batch, mesh)
 
 
 def abstract_batch(shape: tuple[int, int, int], mesh: Mesh) -> Batch:
     """What `to_mesh` makes of a batch of `shape` [M, B, T]: types and shardings, but no numbers."""
     sharding = NamedSharding(mesh, ROWS)
     columns = {}
-    for field, kind in COLUMNS.items():
-        columns[field] = jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+    for field, dtype in COLUMNS.items():
+        columns[field] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     return Batch(**columns)
 
 
@@ -446,7 +448,9 @@ def make_loss(capacity: int) -> Loss:
     """(model, rows) -> (summed cross-entropy, trained tokens); at most `capacity` tokens a row."""
     def loss_fn(model: nnx.Module, rows: Batch) -> SumAndCount:
         loss, weight, _ = token_losses(model, rows, capacity)
-        return jnp.sum(loss * weight), jnp.sum(weight)
+        total = jnp.sum(loss * weight)
+        count = jnp.sum(weight)
+        return total, count
     return loss_fn
 
 
@@ -455,7 +459,8 @@ def make_loss(capacity: int) -> Loss:
 
 def steps_of(cfg: Settings, rows: int, rows_per_step: int) -> int:
     """The optimizer steps of a run on so many packed rows: `epochs`, or `max_steps` if fewer."""
-    steps = max(1, round(cfg.epochs * rows / rows_per_step))
+    steps_of_epochs = round(cfg.epochs * rows / rows_per_step)
+    steps = max(1, steps_of_epochs)
     if cfg.max_steps:
         return min(steps, cfg.max_steps)
     return steps
@@ -582,7 +587,9 @@ def make_eval_step(model: nnx.Module, loss_fn: Loss) -> EvalStep:
             return micro_loss(adapters, frozen, rows)
 
         losses, tokens = jax.lax.map(of_micro_batch, batch)  # [M] each
-        return jnp.sum(losses) / jnp.sum(tokens)
+        total = jnp.sum(losses)
+        count = jnp.sum(tokens)
+        return total / count
     return eval_step
 
 
@@ -616,7 +623,8 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
 
 def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
     """`make_eval_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU."""
-    return jax.jit(make_eval_step(model, loss_fn))
+    eval_step = make_eval_step(model, loss_fn)
+    return jax.jit(eval_step)
 
 
 def _shardings_of(tree: Tree) -> Tree:
@@ -715,12 +723,13 @@ def memory_of(compiled: jax.stages.Compiled, state: "State", frozen: Tree) -> di
       UserError: the step needs more memory than the device has.
     """
     analysis = compiled.memory_analysis()
+    temporary = analysis.temp_size_in_bytes
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     held = {
         "base weights": gib(frozen),
         "adapters": gib(state.adapters),
         "Adam's moments": gib(state.opt_state),
-        "temporaries of the step": analysis.temp_size_in_bytes / 2**30,
+        "temporaries of the step": temporary / 2**30,
         "fresh outputs": fresh / 2**30,
     }
 
@@ -770,8 +779,9 @@ def machine_facts(mesh: Mesh, held: dict[str, float]) -> dict[str, Any]:
       held: from `memory_of`.
     """
     stats = _memory_stats()
+    first_device = jax.devices()[0]
     return {
-        "device_kind": jax.devices()[0].device_kind,
+        "device_kind": first_device.device_kind,
         "devices": jax.device_count(),
         "hosts": jax.process_count(),
         "mesh": list(mesh.devices.shape),
@@ -965,8 +975,19 @@ def save(manager: ocp.CheckpointManager, state: State, recipe: dict[str, Any]) -
     manager.save(state.step, custom_metadata=notes, args=parts)
 
 
-DECIDES = ("rank", "alpha", "targets", "learning_rate", "warmup_steps", "weight_decay",
-           "max_grad_norm", "dtype", "base_dtype", "int8_products", "seed")
+DECIDES = (
+    "rank",
+    "alpha",
+    "targets",
+    "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "dtype",
+    "base_dtype",
+    "int8_products",
+    "seed",
+)
 
 
 def recipe_of(cfg: Settings) -> dict[str, Any]:
@@ -980,7 +1001,11 @@ def recipe_of(cfg: Settings) -> dict[str, Any]:
 
 
 def recipe_of_run(
-    cfg: Settings, meta: DataMeta, base: Path, steps: int, rows_per_step: int
+    cfg: Settings,
+    meta: DataMeta,
+    base: Path,
+    steps: int,
+    rows_per_step: int,
 ) -> dict[str, Any]:
     """`recipe_of`, and what else decides a run: the base, the data, its template, the schedule."""
     return recipe_of(cfg) | {
@@ -1020,6 +1045,8 @@ def write_recipe(
         trainable += a.size + b.size
     validations = log.dropna(subset="val_loss")
     losses = validations.set_index("step").val_loss
+    examples_per_step = recipe["rows_per_step"] * meta.examples_per_row
+    parts_of_mesh = {axis: int(parts) for axis, parts in mesh.shape.items()}
     Recipe(
         **recipe,
         size=size_of_run(),
@@ -1028,7 +1055,7 @@ def write_recipe(
         n_modules=len(pairs),
         trainable_parameters=trainable,
         partial=cfg.partial,
-        mesh={axis: int(parts) for axis, parts in mesh.shape.items()},
+        mesh=parts_of_mesh,
         checkpoints=cfg.checkpoints or "train/checkpoints",
         final_step=state.step,
         epochs=cfg.epochs,
@@ -1036,7 +1063,7 @@ def write_recipe(
         reasoning=meta.reasoning,
         val_loss_before=float(losses.get(0, np.nan)),
         val_loss_after=float(losses.iloc[-1]),
-        examples_per_step=recipe["rows_per_step"] * meta.examples_per_row,
+        examples_per_step=examples_per_step,
         adapter_sha256=adapters_sha256(state.adapters),
     ).save()
 
@@ -1072,8 +1099,9 @@ def restore(
     steps = sorted(manager.all_steps(), reverse=True)
     if before is not None:
         steps = [step for step in steps if step < before]
+    folder = epath.Path(manager.directory)
     for step in steps:
-        _only_checkpoint(epath.Path(manager.directory) / str(step))
+        _only_checkpoint(folder / str(step))
 
     for place, step in enumerate(steps):
         try:
@@ -1242,8 +1270,9 @@ def _same_shapes(expected: Tree, restored: Tree) -> None:
     expected_arrays = jax.tree.leaves(expected)
     restored_arrays = jax.tree.leaves(restored)
     for wanted, array in zip(expected_arrays, restored_arrays, strict=True):
-        expected_kind = (wanted.shape, wanted.dtype)
-        if (array.shape, array.dtype) != expected_kind:
+        same_shape = array.shape == wanted.shape
+        same_dtype = array.dtype == wanted.dtype
+        if not same_shape or not same_dtype:
             raise DamagedError(f"an array is {array.dtype}{array.shape}, not "
                                f"{wanted.dtype}{wanted.shape}")
 
@@ -1421,7 +1450,8 @@ class StepLog:
         if since:
             lowest = self.validations[best]
             note = f" | best {lowest:.4f}, {since} validations ago"
-        print(f"step {step}/{self.steps} | validation loss {loss:.4f}{note}", flush=True)
+        line = f"step {step}/{self.steps} | validation loss {loss:.4f}{note}"
+        print(line, flush=True)
 
 
 @dataclass(frozen=True)
