@@ -119,15 +119,18 @@ def _three_tensors(name: str, tensor: Tensor) -> tuple[Arrays, float]:
       UserError: its rows can't be cut into groups of `GROUP`, or hold NaN or Inf.
     """
     if tensor.shape[1] % GROUP:
-        raise UserError(f"{name} is {list(tensor.shape)}: its rows can't be cut into groups of "
+        shape = list(tensor.shape)
+        raise UserError(f"{name} is {shape}: its rows can't be cut into groups of "
                         f"{GROUP}, so this model can't be packed into four bits. Serve merged/.")
     matrix = tensor.array()
     all_words = []
     all_scales = []
     total = lost = 0.0  # squared norms
     for first in range(0, len(matrix), ROWS):
-        rows = matrix[first:first + ROWS].astype(np.float32)
-        if not np.isfinite(rows).all():
+        end = first + ROWS
+        rows = matrix[first:end].astype(np.float32)
+        is_finite = np.isfinite(rows)
+        if not is_finite.all():
             raise UserError(f"{tensor.file}: {name} has NaN or Inf. Run 04_merge again.")
         numbers, scales = quantize(rows)
         words = pack(numbers)
@@ -176,11 +179,14 @@ def export(model: str | Path, out: str | Path) -> pd.DataFrame:
     if noted["model"] == source:
         print(f"{out} is current: the same model, every file whole")
         return pd.DataFrame(noted["errors"])
-    size = sum(_bytes_of(name, tensor) for name, tensor in tensors.items())
+    size = 0
+    for name, tensor in tensors.items():
+        size += _bytes_of(name, tensor)
     room(out.parent, size, f"{out.name}/")
 
     files = _by_layer(tensors)
-    progress = Progress(len(files), "layers packed")
+    count = len(files)
+    progress = Progress(count, "layers packed")
     errors: list[Row] = []
     places: dict[str, str] = {}  # {tensor: file}
     new_config = {**config, "quantization_config": METHOD}
@@ -188,7 +194,7 @@ def export(model: str | Path, out: str | Path) -> pd.DataFrame:
         _copy_the_rest(model, folder)
         write_json(folder / "config.json", new_config)
         for number, names in enumerate(files, 1):
-            file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            file = f"model-{number:05d}-of-{count:05d}.safetensors"
             of_layer = {name: tensors[name] for name in names}
             arrays, errors_of_layer = _packed(of_layer)
             errors += errors_of_layer
@@ -337,7 +343,8 @@ def _by_layer(tensors: dict[str, Tensor]) -> list[list[str]]:
         if layer:
             number = float(layer[2])
         groups[number].append(name)
-    return [groups[number] for number in sorted(groups)]
+    in_order = sorted(groups)
+    return [groups[number] for number in in_order]
 
 
 def _copy_the_rest(model: Path, folder: Path) -> None:

@@ -142,7 +142,9 @@ def dequantize(array: qwix.QArray) -> jax.Array:
     for size, count in zip(values.shape, array.scale.shape, strict=True):
         tiles += [count, size // count]
         spread += [count, 1]
-    scaled = values.reshape(tiles) * array.scale.reshape(spread)
+    tiled = values.reshape(tiles)
+    scales = array.scale.reshape(spread)
+    scaled = tiled * scales
     return scaled.reshape(values.shape)
 
 
@@ -274,7 +276,10 @@ def _int8_backward(
     result = (total * rows).astype(gradient.dtype)  # rows of lhs, then contracted axes in order
 
     remaining = _others(first + len(left), left)
-    home = [left[right.index(axis)] for axis in sorted(right)]  # where each contracted one belongs
+    home = []  # where each contracted axis belongs
+    for axis in sorted(right):
+        place = right.index(axis)
+        home.append(left[place])
     order = np.argsort(remaining + home)
     of_lhs = jnp.transpose(result, order.tolist())
     return of_lhs, None, None
@@ -389,7 +394,8 @@ def _per_head(hull: Any) -> Any:
             channelwise.append(axis)
     how = dataclasses.replace(hull.how, channelwise_axes=tuple(channelwise))
     shape = jax.ShapeDtypeStruct(tuple(scales), hull.dtype)
-    scale = hull.array.qvalue.replace(shape)  # cut like the values; Qwix's would not cut heads
+    variable = hull.array.qvalue
+    scale = variable.replace(shape)  # cut like the values; Qwix's would not cut heads
     array = dataclasses.replace(hull.array, scale=scale)
     return hull.replace(how=how, array=array)
 
@@ -398,7 +404,8 @@ def dequantized(weight: Any) -> jax.Array:
     """A quantized weight as the model multiplies with it, in the dtype of its scales."""
     values = weight.array.qvalue.get_value()
     scale = weight.array.scale.get_value()
-    return dequantize(qwix.QArray(qvalue=values, scale=scale, qtype=weight.how.qtype))
+    array = qwix.QArray(qvalue=values, scale=scale, qtype=weight.how.qtype)
+    return dequantize(array)
 
 
 def as_trained(base_dtype: str, dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -445,7 +452,8 @@ def dequantize_into(plain: nnx.Module, quantized: nnx.Module) -> nnx.Module:
     modules = dict(plain.iter_modules())
     for path, module, name in quantized_places(quantized):
         variable = getattr(modules[path], name)
-        weight = dequantized(getattr(module, name))
+        stored = getattr(module, name)
+        weight = dequantized(stored)
         variable.set_value(weight.astype(variable.dtype))
     return plain
 
