@@ -113,14 +113,13 @@ style.finish(fig, "11_answer",
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
 # was how easily you're fooled. We trained a tiny base with each storage and with three seeds, and judged each tuned
-# model on 38 problems, as in [07](07_eval.ipynb). (That was an earlier tiny base, whose corpus had no bugs. Nobody has
-# repeated the runs on today's base, [09](09_tiny_base.ipynb).) Here are our first runs: pass@1 with NF4 minus pass@1
-# with bfloat16, with the same seed on both sides.
+# model on 38 problems, as in [07](07_eval.ipynb). Here are our first runs, made on a tiny base whose corpus had no bugs:
+# pass@1 with NF4 minus pass@1 with bfloat16, with the same seed on both sides.
 
 # %%
-FIRST_BASE = "814107fdbaa3"  # `lab.base_id()` is this repository's
-runs, loss, answers = lab.stored(FIRST_BASE)
-for seed, gap in lab.gaps(answers, "nf4").items():
+FIRST_BASE = "814107fdbaa3"  # an earlier one; section 6 has today's
+_, _, first_answers = lab.stored(FIRST_BASE)
+for seed, gap in lab.gaps(first_answers, "nf4").items():
     mean, low, high = stats.interval(gap)
     print(f"seed {seed}: {mean:+.3f} ({low:+.3f} to {high:+.3f} over problems), "
           f"p = {stats.sign_flip_p(gap):.3f}")
@@ -135,7 +134,8 @@ for seed, gap in lab.gaps(answers, "nf4").items():
 # kind, too. It just says nothing about models that you'd train again.
 # </details>
 #
-# **A difference between storages needs two intervals: one over problems, and one over seeds.** Section 6 has both.
+# **A difference between storages needs two intervals: one over problems, and one over seeds.** Section 6 has both, for
+# new runs on today's base.
 #
 # ## 3. One matrix, quantized
 # **How do you store a number in 8 bits, or in 4?** You round every weight to one of a few levels, and you remember
@@ -282,8 +282,9 @@ assert min(cosines.values()) < 0.9
 # **Right logits don't prove right gradients, so compare both.**
 #
 # ## 6. What it costs in quality
-# **Does the tuned model get worse?** The gradients are a promise, and here's the test. We train the tiny base with
-# each storage as 03 trains it, with half as many steps (38), and judge it as in 07. First a short run, live:
+# **Does the tuned model get worse?** The gradients are a promise, and here's the test. We train today's tiny base
+# ([09](09_tiny_base.ipynb)) with each storage, on 02's rows and with 03's step, but for only 38 steps of four rows. Then we
+# judge it as in 07. First a short run, live:
 
 # %%
 _, _, losses, validation = lab.fit("nf4", 42, steps=8)
@@ -293,7 +294,8 @@ print(f"validation loss {validation:.3f}")
 # And now the stored runs, three seeds each:
 
 # %%
-print(f"{len(runs)} runs, made on base {FIRST_BASE}; this repository's is {lab.base_id()}")
+runs, loss, answers = lab.stored(lab.base_id())
+print(f"{len(runs)} runs, made on base {lab.base_id()}")
 fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
 looks = zip(style.CYCLE, ("-", "--", ":", "-."))  # curves that lie on each other stay visible
 for (color, line), (name, each) in zip(looks, loss.groupby("variant", sort=False)):
@@ -356,7 +358,7 @@ for (plan, name), row in table.iterrows():
 # those, and then you ship what training has validated. 04 does that by itself: 03's recipe tells it how the base was
 # stored, and `quantized.as_trained` rounds the base's weights again.
 #
-# Does it matter? In our first runs neither base gave the better merged model (no p below 0.4). The result is in
+# Does it matter? In our first runs, those of section 2, neither base gave the better merged model (no p below 0.4). The result is in
 # bfloat16, and you serve it like any other.
 #
 # **Merge into the base that you trained on.**

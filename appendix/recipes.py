@@ -29,7 +29,7 @@ from helpers.records import DataMeta
 from helpers.run import run_dir
 from verilog.asking import messages_for
 
-BASE = "assets/tiny_gemma4_clean"  # its corpus has no bugs
+BASE = "assets/tiny_gemma4"
 STORED = Path("data/recipes")
 RUNS = (  # rank, rate, seed
     (4, 6e-3, 42), (4, 2e-2, 42), (4, 2e-3, 42), (32, 6e-3, 42), (32, 2e-2, 42), (32, 2e-3, 42),
