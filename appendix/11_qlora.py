@@ -24,7 +24,7 @@
 # | **Needs** | any machine with two CPU cores; no accelerator, no network |
 # | **Takes** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
 # | **Makes** | `figures/11_*.png` |
-# | **Costs** | two to three minutes on two cores |
+# | **Costs** | three to four minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
