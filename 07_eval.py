@@ -409,8 +409,8 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 #   a *preference*, for the right one of two versions that it knows. Compare pass@5 in section 8, too: if the gain
 #   shrinks or turns there, tuning has changed what the model writes first, more than what it can write. (That's a hint
 #   and no proof: near 100% any gain has to shrink.) And ask again before you believe it: on our machines six draws of
-#   answers, from two trainings at size tiny, gave +5 to +14 points
-#   ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
+#   answers, from two trainings at size tiny, gave +5 to +14 points. We tried more steps, and a base with more bugs.
+#   Neither made it clearly more ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
 # - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill go along?
 #   Test the wordings that your users will use.
 #
