@@ -35,6 +35,22 @@ def test_every_notebook_is_a_page_with_its_outputs(site):
     assert all(word in index for word in ("notebooks/03_train", "notebooks/08_dryrun", "segment"))
 
 
+def test_nothing_with_words_is_hidden(site):
+    """The heads of data frames were: Markdown's empty heads were meant."""
+    css = re.sub(r"/\*.*?\*/", "", (site / "_static" / "site.css").read_text(), flags=re.DOTALL)
+    rules = re.findall(r"([^{}]+)\{[^}]*display: none", css)
+    assert len(rules) == 1
+    heads = hidden = 0
+    for path in sorted((site / "notebooks").glob("*.html")):
+        page = soup(path)
+        heads += len(page.select(".cell_output thead"))
+        for rule in rules:
+            for element in page.select(rule.strip()):
+                hidden += 1
+                assert not element.get_text(strip=True), (path.name, element)
+    assert heads > 50 and hidden > 10
+
+
 def test_all_links_lead_somewhere_and_reading_needs_no_network(site):
     pages = [path for path in site.rglob("*.html") if "_static" not in path.parts]
     assert len(pages) >= 18
@@ -47,4 +63,6 @@ def test_all_links_lead_somewhere_and_reading_needs_no_network(site):
             assert not re.search(r"blob/main/\w+\.md", link["href"]), (path.name, link["href"])
         fetched = [tag.get("src") for tag in page.select("script[src], img[src], iframe[src]")]
         fetched += [tag["href"] for tag in page.select('link[rel="stylesheet"]')]
-        assert not [url for url in fetched if "//" in url and "colab-badge" not in url], path.name
+        badges = ("colab-badge", "open-in-kaggle")
+        fetched = [url for url in fetched if not any(badge in url for badge in badges)]
+        assert not [url for url in fetched if "//" in url], path.name
