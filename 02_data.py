@@ -271,10 +271,10 @@ style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
 style.fold_source("published_row: how the recipe counts", late_mask.published_row)
 
 # %% [markdown]
-# Do six tokens matter? We trained the tiny base three times, with the same rows, steps and seed: once on the
-# answer, once on the prompt as well, and once six tokens late. Then 07's judge, a simulator, counted the answers that
-# pass. **Which mask does worst, and does its loss give it away?** (The *loss* says how surprised the model is by the
-# right tokens. Lower is better.)
+# Do six tokens matter? We trained the tiny base in three ways, with the same rows, steps and seeds: on the answer, on
+# the prompt as well, and six tokens late. Then 07's judge, a simulator, counted the answers that pass. **Which mask
+# does worst, and does its loss give it away?** (The *loss* says how surprised the model is by the right tokens. Lower
+# is better.)
 
 # %%
 runs = late_mask.read_runs()
@@ -284,8 +284,7 @@ style.finish(late_mask.draw_runs(runs), "02_masks",
 # %% [markdown]
 # The late mask never trains the first six tokens of an answer: the opening fence and the start of the module's header.
 # So most likely the model never learns to begin, and then the rest is useless. The loss can't show that, because it's
-# an average over the tokens that *are* trained. (The second bar's loss counts the prompt, too, which is hard to
-# guess. `python -m appendix.masks` adds two seeds.)
+# an average over the tokens that *are* trained. (The second bar's loss counts the prompt, too, which is hard to guess.)
 #
 # **A wrong mask raises no error, and the loss doesn't show it. Look at the tokens.**
 #
