@@ -158,14 +158,14 @@ def draw_runs(runs: pd.DataFrame) -> Figure:
     seeds = runs.seed.nunique()
     dots = "one seed"
     if seeds > 1:
-        dots = f"a dot is one of {seeds} seeds"
+        dots = f"dots: {seeds} seeds"
     ax.set(
         yticks=range(len(NAMES)),
         yticklabels=list(NAMES.values()),
         xlim=(0, 100),
         ylim=(2.6, -0.6),
         title=_title_of(means),
-        xlabel=f"% of {answers} answers, sampled at temperature 0.8, that pass; {dots}",
+        xlabel=f"% of {answers} sampled answers that pass; {dots}",
     )
     return fig
 
