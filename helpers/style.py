@@ -366,11 +366,8 @@ def show_source(*functions: Callable[..., Any]) -> None:
 
 def fold_source(title: str, *functions: Callable[..., Any]) -> None:
     """Show the source of helper functions that opens when its title is clicked."""
-    from IPython.display import HTML, display
     sources = [inspect.getsource(function) for function in functions]
-    code = html.escape("\n\n".join(sources))
-    summary = html.escape(title)
-    display(HTML(f"<details><summary>{summary}</summary><pre>{code}</pre></details>"))
+    folded_text(title, "\n\n".join(sources))
 
 
 COLUMN = """<td style='width:{width}%;vertical-align:top;text-align:left'><b>{name}</b>\

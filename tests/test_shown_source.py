@@ -3,6 +3,7 @@
 import ast
 import html
 import inspect
+import textwrap
 
 import nbformat
 import pytest
@@ -62,7 +63,7 @@ def test_a_stored_page_shows_the_source_that_the_code_has(path):
 
 def test_another_source_is_noticed():
     source = "import textwrap\nfrom helpers import style\nstyle.fold_source('t', textwrap.dedent)"
-    right = html.escape(inspect.getsource(__import__("textwrap").dedent))
+    right = html.escape(inspect.getsource(textwrap.dedent))
     for text, expected in ((right, []), (right.replace("margin", "edge"), ["textwrap.dedent"])):
         output = nbformat.v4.new_output("display_data", {"text/html": f"<pre>{text}</pre>"})
         cell = nbformat.v4.new_code_cell(source, outputs=[output])
