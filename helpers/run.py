@@ -308,7 +308,7 @@ def room(
     """Say before the first byte that a disk is too small.
 
     Args:
-      folder: on that disk.
+      folder: on that disk; it needn't exist yet.
       size: bytes that will be written.
       what: they are, as the message calls it.
       instead: what to do if they don't fit.
@@ -316,7 +316,10 @@ def room(
     Raises:
       UserError: so many bytes are not free.
     """
-    free = shutil.disk_usage(folder).free
+    place = Path(folder)
+    while not place.exists():  # ends at / or at .
+        place = place.parent
+    free = shutil.disk_usage(place).free
     if free < size:
         free_gb = free / 1e9
         size_gb = size / 1e9

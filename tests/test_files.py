@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from helpers import run
 from tables import files, records
 from tables.errors import UserError
 
@@ -71,6 +72,15 @@ class Outer:
 
 
 OUTER = Outer(None, ("a", "b"), {"x": 1}, Inner(3, 2), flag=True)
+
+
+def test_the_room_on_a_disk_is_asked_before_the_folder_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "new" / "deep", "new/deep"):
+        run.room(folder, 1.0, "a byte")
+        with pytest.raises(UserError, match="GB free, for everything it takes"):
+            run.room(folder, 1e18, "everything")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_record_becomes_json_and_comes_back():
