@@ -112,17 +112,21 @@ def test_the_programs_beside_the_step_that_nobody_has_compiled_are_known(monkeyp
     assert missing == NOT_YET
 
 
-NOT_YET = {("v5p-8", "31b"), ("v5p-32", "31b"), ("v6e-8", "31b")}
+NOT_YET = {("v5p-32", "31b"), ("v6e-8", "31b")}
 
 
-@pytest.mark.parametrize("topology", ["v5e-8", "v5e-1"])
-def test_everything_that_03_compiles_on_a_slice_of_small_chips_fits(topology):
+@pytest.mark.parametrize("topology", ["v5e-8", "v5e-1", "v6e-1", "v5p-8"])
+def test_everything_that_03_compiles_on_a_slice_fits(topology):
     rows = [row for row in steps.stored_rows(steps.OTHERS) if row["topology"] == topology]
     assert {row["program"] for row in rows} | {"step"} == set(programs.PROGRAMS)
     assert {row["fits"] for row in rows} == {"True"}
 
 
-def test_a_token_of_an_answer_is_no_faster_than_the_weights_are_read_on_the_free_slice():
-    rows = [row for row in steps.stored_rows(steps.OTHERS) if row["topology"] == "v5e-8"]
-    tokens = [float(row["seconds_a_token"]) for row in rows if row["program"] == "answers before"]
-    assert 0.004 < min(tokens) <= max(tokens) < 0.025, "no faster than 31 GB by 8 chips are read"
+@pytest.mark.parametrize(("topology", "floor"), [("v5e-8", 0.004), ("v5p-8", 0.005)])
+def test_a_token_of_an_answer_is_no_faster_than_the_weights_are_read(topology, floor):
+    """On a v5e-8, 31 GB are read by eight chips; on a v5p-8, 62 GB by four."""
+    tokens = []
+    for row in steps.stored_rows(steps.OTHERS):
+        if row["topology"] == topology and row["program"].startswith("answers"):
+            tokens.append(float(row["seconds_a_token"]))
+    assert floor < min(tokens) <= max(tokens) < 0.025
