@@ -72,8 +72,8 @@ SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
 # Tokens that 03's model takes one at a time, before training and again after it: 512 that it
 # answers, and up to 256 by which one of its prompts may be longer than another.
 ANSWER_TOKENS = 2 * (512 + 256)
-# How much longer a token takes than reading the chip's weights once: assumed. Six layers of the
-# 31B, compiled for a v5p-8 on mesh (1, 4), predict 15 ms for all sixty, which is 2.7 times.
+# How much longer a token takes than reading the chip's weights once: assumed. The whole programs,
+# compiled for a v5p-8, predict 2.1 to 2.5 times (08, section 3).
 ANSWER_OVER_FLOOR = 3.0
 # FLOPs of a step per weight and token: 2 forward, 2 backward, and 2 more if it recomputes.
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
@@ -91,8 +91,8 @@ ASSUMED = {
     # Nothing if all of it happens beside the steps. Others: 43 s for a checkpoint of the 31B, for
     # which we count 29.
     "save": (0.0, 1.5),
-    # The whole programs predict 12 and 13 ms a token on a v5p-8, for which we count 17, and 8 to 11
-    # on a v5e-8 with an int8 base, for which we count 15.
+    # The whole programs predict 12 to 14 ms a token on a v5p-8, for which we count 17, 7 to 9 on a
+    # v6e-8, for which we count 14, and 8 to 11 on a v5e-8 with an int8 base, for which we count 15.
     "answer before and after": (0.5, 2.0),
 }
 WHERE_FROM = {
