@@ -390,6 +390,28 @@ def prices(held: Sequence[LongRun], unit: str, dollars_per_hour: float) -> list[
     return sentences
 
 
+def promises(held: Sequence[LongRun], table: pd.DataFrame) -> list[str]:
+    """What may be promised, a line for each regime whose long run held.
+
+    Args:
+      held: of `load.confirm`, those that held.
+      table: of `rows`.
+    """
+    lines = []
+    for run in held:
+        inputs, outputs = run.regime
+        part = table[(table.input_len == inputs) & (table.output_len == outputs)]
+        knee, _ = kept_up(part)
+        line = f"{run.rate:g}/s is the largest rate that was kept up with"
+        if run.rate < knee:
+            line = f"{run.rate:g}/s is the largest rate that held"
+        line += f", and {run.share:.0%} were in time"
+        if len(held) > 1:
+            line = f"{inputs}/{outputs}: {line}"
+        lines.append(line)
+    return lines
+
+
 def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:
     """The rows at rates up to the knee of their regime; all finite rates of one without a knee."""
     parts = []
