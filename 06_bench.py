@@ -193,7 +193,7 @@ measured = sweep(client, options, cfg, results_in)
 # Every measurement becomes one row of `results.csv`. Each latency has its *floor* beside it: the least time
 # that's physically possible (section 7). Below, each rate is one row, the median of its repeats. `delivered` says how
 # many requests per second were answered, and `in time` which share of them kept the objective. **p90** is the time
-# that nine requests in ten stayed below. A rate of `inf` means all at once.
+# that nine requests in ten stayed below.
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)

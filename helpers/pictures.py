@@ -356,7 +356,10 @@ def heat_map(norms: pd.DataFrame) -> Any:
     rounded = changes.style.format("{:.0f}", na_rep="–")
     table = rounded.background_gradient("Blues", axis=None)
     table = table.highlight_null(props="background-color: transparent; color: inherit")
-    return table.set_caption(f"change, % of the matrix: from {least:.2g} to {most:.2g}")
+    caption = f"change, % of the matrix: from {least:.2g} to {most:.2g}"
+    if changes.isna().any(axis=None):
+        caption += " (–: this layer has no such matrix)"
+    return table.set_caption(caption)
 
 
 SCALES = Path("data/scales")  # `python -m appendix.scales` makes the runs

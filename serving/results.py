@@ -319,7 +319,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             share = row.goodput_rps / row.delivered_rps
             line = {
                 "regime": f"{inputs}/{outputs}",
-                "rate, /s": f"{rate:g}",
+                "rate, /s": f"{rate:g}" if rate < INF else "all at once",
                 "state": state,
                 "delivered, /s": two_digits(row.delivered_rps),
                 "in time": f"{share:.0%}",
