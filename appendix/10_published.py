@@ -220,7 +220,7 @@ parts = {"both cold, 1 request/s": gpu_cold / tpu_cold,
          "the GPU's queue at QPS 4": float(headline.gpu) / gpu_cold,
          "the TPU's prefix cache (most likely)": tpu_cold / float(headline.tpu)}
 print(" x ".join(f"{part:.2f}" for part in parts.values()), f"= {math.prod(parts.values()):.2f}")
-published.draw_headline(parts, float(headline.claimed_ratio))
+published.draw_headline(parts, headline.claimed_ratio)
 
 # %% [markdown]
 # The first bar is the comparison that a reader expects: cold prompts, at a load that both servers keep up

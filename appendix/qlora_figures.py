@@ -23,7 +23,7 @@ def draw_losses(runs: pd.DataFrame, loss: pd.DataFrame, other: str = "nf4") -> N
       runs, loss: from `lab.stored`.
       other: the storage that's drawn on the band.
     """
-    fig, (left, right) = style.figure(9, 3.4, columns=2)
+    fig, (left, right) = style.figure(10, 3.4, columns=2)
     whole = _smooth(loss, "bfloat16")
     left.fill_between(whole.index, whole.min(axis=1), whole.max(axis=1), color=style.GRAY,
                       alpha=0.5, lw=0, label=f"bfloat16, {whole.shape[1]} seeds")
@@ -66,7 +66,7 @@ def draw_quality(answers: pd.DataFrame, table: pd.DataFrame) -> None:
       answers: from `lab.stored`.
       table: from `lab.differences`.
     """
-    fig, axes = style.figure(10, 2.9, columns=2, sharex=True, sharey=True)
+    fig, axes = style.figure(10, 3.1, columns=2, sharex=True, sharey=True)
     kinds = {"drawn": "Sampled", "greedy": "Greedy"}
     for ax, (plan, kind) in zip(axes, kinds.items(), strict=True):
         found: dict[str, list[str]] = {}
@@ -110,4 +110,4 @@ def _in_words(found: dict[str, list[str]]) -> str:
     if list(found) == ["undecided"]:
         return "no difference is shown"
     parts = [f"{' and '.join(names)} {said}" for said, names in found.items()]
-    return ", ".join(parts)
+    return ",\n".join(parts)

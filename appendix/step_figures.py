@@ -214,6 +214,6 @@ def _name_steps(ax: Axes, rows: pd.DataFrame) -> None:
     """Names beside the dots of whole training steps, from the highest dot to the lowest."""
     by_height = rows.sort_values("ratio", ascending=False)
     for number, row in enumerate(by_height.itertuples()):
-        ax.annotate(row.name, (row.measured_ms, row.ratio), xytext=(14, 34 - 12 * number),
+        ax.annotate(row.name, (row.measured_ms, row.ratio), xytext=(14, 36 - 18 * number),
                     textcoords="offset points", fontsize=8, va="center",
                     arrowprops={"arrowstyle": "-", "color": style.GRAY, "lw": 0.7})
