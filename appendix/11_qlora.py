@@ -72,7 +72,8 @@ from verilog import stats
 from tpu_time import fit
 
 # %%
-held, compiled, four_v5e = {}, False, (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
+held, compiled = {}, False
+four_v5e = (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
 for found in four_v5e:
     print(found)
     held[found.base_dtype] = found.parts
