@@ -22,9 +22,9 @@
 # | | |
 # |---|---|
 # | **Needs** | any machine with two CPU cores; no accelerator, no network |
-# | **Takes** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
-# | **Makes** | `figures/11_*.png` |
-# | **Costs** | three to four minutes on two cores |
+# | **Reads** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
+# | **Writes** | `figures/11_*.png` |
+# | **Time and cost** | three to four minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
@@ -65,6 +65,7 @@ import numpy as np
 import pandas as pd
 import qwix
 from flax import nnx
+from IPython.display import display
 
 from appendix import qlora_figures as figures, qlora_runs as lab
 from helpers import gemma, quantized, style, train
@@ -95,7 +96,7 @@ ax.invert_yaxis()
 ax.text(found.limit, 1.5, f" a program may use\n {found.limit:.2f} GiB of a chip", va="center",
         fontsize=9)
 fig.legend(loc="outside right center", fontsize=8)
-small = [name for name, parts in held.items() if sum(parts.values()) <= found.limit]
+small = [name for name in held if fit.best_fit("v5e", 4, "31b", name).fits]
 ax.set(title=f"The 31B on four v5e chips: {' and '.join(small) or 'nothing'} would fit",
        xlabel="GiB of one chip")
 how = "estimated; 08 hasn't compiled these steps yet"
@@ -104,9 +105,10 @@ if compiled:
 style.finish(fig, "11_answer", how)
 
 # %% [markdown]
-# Only the base's weights shrink. The adapters, their moments in the optimizer, and the activations stay as they
-# are. NF4, the half byte, leaves more room than int8, but you pay for it in time, because each weight has to be
-# unpacked before it's multiplied.
+# Only the base's weights shrink. Adapters, moments and gradients take the same room in all three. Activations and
+# logits differ in the picture because each bar is the best step that fits: with NF4, the half byte, there's room to keep
+# more activations (`remat=BLOCK`), and the bar for bfloat16 has rows of half the length. But you pay for NF4 in time,
+# because each weight has to be unpacked before it's multiplied.
 #
 # How sure is this? The TPU's compiler has built both quantized steps with one row in one micro-batch (13.0 GiB for
 # int8 and 10.0 for NF4). But 03 takes two rows a step, in two micro-batches, and that program isn't compiled yet. So
@@ -200,11 +202,11 @@ with mesh:
 # add it.
 
 # %%
-helpers.show_source(quantized.Casts, quantized.Dequantized)
+helpers.show_source(quantized.Casts)
 
 # %% [markdown]
-# The second class saves time and memory. Without it, Qwix would look up NF4 weights in a table, and on a mesh that
-# gathers whole matrices on every chip.
+# A second class, `quantized.Dequantized`, saves time and memory. Without it, Qwix would look up NF4 weights in a table,
+# and on a mesh that gathers whole matrices on every chip.
 #
 # In 03 all this is one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. 03 then
 # loads the base on the host and sends one quantized matrix at a time to the chips. (If you try this in 03 on a CPU,
@@ -219,8 +221,8 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Norms, the embedder and E2B's per-layer inputs stay in bfloat16 on purpose. They're small, or they're looked up
-# and not multiplied.
+# Norms and the tables in which tokens are looked up (the embedder, and the E2B's inputs to each layer) stay in bfloat16
+# on purpose. They're small, or they aren't multiplied.
 #
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
@@ -314,19 +316,10 @@ style.folded("the differences as numbers", lab.in_points(table))
 # %%
 figures.draw_quality(answers, table)
 
-# %%
-for (plan, name), row in table.iterrows():
-    ends = row[["problems from", "problems to", "seeds from", "seeds to"]]
-    clear = ends.min() > 0 or ends.max() < 0
-    said = "both intervals leave out zero" if clear else "no difference shown"
-    reach = f"up to {ends.min():+.3f} or {ends.max():+.3f}"
-    print(f"{name}, {plan}: {row.difference:+.3f}, {said}; not excluded: "
-          + (reach if ends.notna().all()
-             else f"unknown, the seeds show no spread ({reach} by problems)"))
-
 # %% [markdown]
-# *No difference shown* isn't the same as *equal*, so read how far the intervals reach. And with six comparisons,
-# it's no surprise if one of them leaves out zero.
+# Where an interval holds zero, no difference is shown. That isn't the same as *equal*, so read how far the intervals
+# reach. (Where all seeds agree with bfloat16 on every problem, these runs can't say how far it could be.) And with six
+# comparisons, it's no surprise if one of them leaves out zero.
 #
 # **To decide for your own task, train several seeds with both storages, and ask more problems.**
 #
@@ -336,35 +329,24 @@ for (plan, name), row in table.iterrows():
 # those, and then you ship what training has validated. 04 does that by itself: 03's recipe tells it how the base was
 # stored, and `quantized.as_trained` rounds the base's weights again.
 #
-# Does it matter? In our first runs, those of section 2, neither base gave the better merged model (no p below 0.4). The result is in
-# bfloat16, and you serve it like any other.
+# Does it matter? In our first runs, those of section 2, neither base gave the better merged model (no p below 0.4). The
+# result is in bfloat16, and you serve it like any other.
 #
 # **Merge into the base that you trained on.**
 #
 # ## 8. What it buys
 # **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
-# fits. That's a compiled step that leaves a tenth of the chip free, if there is one. Otherwise it's the estimated
-# step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922
+# fits. That's the fastest compiled step, if there is one. Otherwise it's the estimated step that recomputes least, with
+# the longest rows. An estimate counts as fitting only if it leaves a tenth of the chip free (so 15.3 of 15.75 GiB
+# doesn't). A compiled step only has to be below the limit. Hours and dollars are for the published 10,000 examples of 922
 # tokens, with loading, compiling and saving. They stand only where we could predict the time from a compiled program
 # ([08](08_dryrun.ipynb)).
 
 # %%
-rows = []
-for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 8),
-                           ("31b", "v6e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1),
-                           ("e4b", "v5e", 1)):
-    for dtype in quantized.BASE_DTYPES:
-        found = fit.best_fit(kind, chips, model, dtype)
-        cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
-        needed, how = fit.needed(found)
-        rows.append({"slice": found.slice, "model": model, "base": dtype,
-                     "fits": "yes" if found.fits else "no",
-                     "rows": f"{found.rows} x {found.row_length:,}", "GiB": needed,
-                     "of GiB": found.limit, "how we know": how,
-                     "hours": cost["hours_text"] if found.fits and found.speed else None,
-                     "USD": cost["dollars_text"] if found.fits and found.speed else None})
-table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
-table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
+here = [("31b", "v5e", 4), ("31b", "v5e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)]
+display(style.words(lab.best_steps(here)))
+others = [("31b", "v6e", 4), ("31b", "v6e", 8), ("e4b", "v5e", 1)]
+style.folded("v6e, and the E4B", lab.best_steps(others))
 
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which
@@ -373,7 +355,8 @@ table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
-#   it doesn't leave the tenth free that this table asks for. The E4B does need it. A v6e-1 has twice the memory.
+#   it doesn't leave the tenth free that we'd like to see. The E4B (the next larger one)
+#   does need it. A v6e-1 has twice the memory.
 #
 # **Quantize if the base doesn't fit. If it fits, storage alone saves no time.**
 #
@@ -393,8 +376,8 @@ table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
 #
 # - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05).
 #   They don't round as we do, so evaluate again.
-# - **fp8 on a v6e** saves memory. It can't speed up reading the prompt, because that chip has no fp8 arithmetic.
-#   Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
+# - **fp8** (8-bit floating point) **on a v6e** saves memory. It can't speed up reading the prompt, because that chip
+#   has no fp8 arithmetic. Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
 #
 # **How you stored the base while training doesn't decide how you serve it.**
 #
