@@ -354,7 +354,8 @@ pd.Series(table, name="rows").map("{:,}".format).to_frame()
 # makes the attention mask from the segment ids, so no example sees its neighbor.
 #
 # Which example goes where? We take them in random order and put each one into the fullest row that still has room for
-# it. That's called *best fit*. **How full would the rows be with one example in each?** (A color is an example.)
+# it. That's called *best fit*. **How full would the rows be with one example in each?** (In the lower
+# picture, a color is an example.)
 
 # %%
 arrays = packing.pack_parts(parts, all_ids, all_masks, cfg.sequence_length, cfg.seed)

@@ -270,7 +270,8 @@ pictures.heat_map(norms)
 
 # %%
 runs = pictures.read_scales()
-style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy answers, measured")
+style.finish(pictures.draw_scales(runs), "04_scale",
+             "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
 # The gray band is a rough yardstick for luck: if each problem were a coin flip with this chance of passing, two counts

@@ -66,16 +66,18 @@ import pandas as pd
 import qwix
 from flax import nnx
 
-from appendix import qlora_runs as lab
+from appendix import qlora_figures as figures, qlora_runs as lab
 from helpers import gemma, quantized, style, train
 from verilog import stats
 from tpu_time import fit
 
 # %%
-held, four_v5e = {}, (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
+held, compiled = {}, False
+four_v5e = (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
 for found in four_v5e:
     print(found)
     held[found.base_dtype] = found.parts
+    compiled = compiled or found.compiled
     if not found.fits:
         print(f"   missing: {found.total - found.limit:.1f} GiB on each chip")
 print(f"A v5e-4 costs {fit.price('v5e', 4):.2f} USD an hour, a v5p-8 {fit.price('v5p', 4):.2f}")
@@ -96,8 +98,10 @@ fig.legend(loc="outside right center", fontsize=8)
 small = [name for name, parts in held.items() if sum(parts.values()) <= found.limit]
 ax.set(title=f"The 31B on four v5e chips: {' and '.join(small) or 'nothing'} would fit",
        xlabel="GiB of one chip")
-style.finish(fig, "11_answer",
-             "compiled where 08 has the step (temporaries: the other three), else estimated")
+how = "estimated; 08 hasn't compiled these steps yet"
+if compiled:
+    how = "compiled where 08 has the step (temporaries: the other three), else estimated"
+style.finish(fig, "11_answer", how)
 
 # %% [markdown]
 # Only the base's weights shrink. The adapters, their moments in the optimizer, and the activations stay as they
@@ -296,20 +300,7 @@ print(f"validation loss {validation:.3f}")
 # %%
 runs, loss, answers = lab.stored(lab.base_id())
 print(f"{len(runs)} runs, made on base {lab.base_id()}")
-fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
-looks = zip(style.CYCLE, ("-", "--", ":", "-."))  # curves that lie on each other stay visible
-for (color, line), (name, each) in zip(looks, loss.groupby("variant", sort=False)):
-    for number, (seed, one) in enumerate(each.groupby("seed")):
-        smooth = one.loss.rolling(6, min_periods=1, center=True).mean()
-        left.plot(one.step, smooth, line, color=color, label="" if number else name)
-    last = runs[runs.variant == name].val_loss
-    right.plot([name] * len(last), last, "o", color=color)
-left.set(title="Training loss", xlabel="step", ylabel="nats per token", yscale="log")
-left.legend()
-right.set(title="Validation loss at the end", ylim=(0, 1.25 * runs.val_loss.max()))
-right.margins(x=0.2)
-right.tick_params(axis="x", rotation=20)
-style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measured")
+figures.draw_losses(runs, loss)
 
 # %% [markdown]
 # The losses hardly differ, but what counts is whether the answers pass. For each problem we sampled three answers
@@ -318,23 +309,10 @@ style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measu
 
 # %%
 table = lab.differences(answers)
-table.astype(float).round(3)
+style.folded("the differences as numbers", lab.in_points(table))
 
 # %%
-fig, axes = style.figure(10, 2.8, columns=2, sharex=True, sharey=True)
-for (plan, name), row in table.iterrows():
-    ax = axes[int(plan == "greedy")]
-    dots = lab.gaps(answers, name, plan=plan).mean()
-    ax.plot(dots, [name] * len(dots), "o", color=style.BLUE, alpha=0.6)
-    ax.hlines(name, row["problems from"], row["problems to"], style.GRAY, lw=9, alpha=0.4, zorder=1)
-    ax.hlines(name, row["seeds from"], row["seeds to"], style.BLACK, lw=1, zorder=1)
-for ax, title in zip(axes, ("Sampled answers", "Greedy answers")):
-    ax.axvline(0, color=style.BLACK, lw=1, ls=":")
-    ax.set(title=title, xlabel="pass@1 minus that of bfloat16, paired")
-axes[0].margins(y=0.2)
-axes[0].invert_yaxis()
-style.finish(fig, "11_quality", "data/qlora, measured; dot: a seed; 95% over problems "
-             "(gray), over seeds (line; none where all seeds agree)")
+figures.draw_quality(answers, table)
 
 # %%
 for (plan, name), row in table.iterrows():
@@ -378,13 +356,15 @@ for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 
     for dtype in quantized.BASE_DTYPES:
         found = fit.best_fit(kind, chips, model, dtype)
         cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
-        rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
-                     "rows": f"{found.rows} x {found.row_length:,}", "GiB": found.total,
-                     "of": found.limit, "known": "compiled" if found.compiled else "estimated",
+        needed, how = fit.needed(found)
+        rows.append({"slice": found.slice, "model": model, "base": dtype,
+                     "fits": "yes" if found.fits else "no",
+                     "rows": f"{found.rows} x {found.row_length:,}", "GiB": needed,
+                     "of GiB": found.limit, "how we know": how,
                      "hours": cost["hours_text"] if found.fits and found.speed else None,
                      "USD": cost["dollars_text"] if found.fits and found.speed else None})
 table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
-table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
+table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which

@@ -722,8 +722,8 @@ def show_programs() -> Styler:
     lines = groups.agg(
         compiled=("program", "size"), gib=("gib", "max"), limit=("limit_gib", "first"),
         fits=("fits", "all"), ms=("ms", "max"))
-    names = {"topology": "slice", "gib": "GiB of the largest", "fits": "all fit",
-             "ms": "ms a token"}
+    names = {"topology": "slice", "compiled": "programs compiled", "gib": "GiB of the largest",
+             "fits": "all fit", "ms": "ms a token"}
     table = lines.reset_index().rename(columns=names)
     forms: dict[str, Any] = {"GiB of the largest": "{:.1f}", "all fit": yes_or_no,
                              "ms a token": "{:.0f}"}

@@ -750,14 +750,17 @@ def full_table(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, s
     return listed
 
 
-def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, str]:
-    """One row of `full_table`; its speed, hours and dollars are empty if the step doesn't fit."""
-    needed = step.total
-    how = step.how
+def needed(step: Fit) -> tuple[float, str]:
+    """GiB of a chip that a step needs, and how we know: the compiler's plan goes before a sum."""
     asked = (step.slice, step.model, step.base_dtype)
     if asked in PLANNED and not step.compiled:
-        needed = PLANNED[asked]
-        how = "planned"
+        return PLANNED[asked], "planned"
+    return step.total, step.how
+
+
+def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, str]:
+    """One row of `full_table`; its speed, hours and dollars are empty if the step doesn't fit."""
+    memory, how = needed(step)
     fits = "no"
     unknown = ""
     if step.fits:
@@ -781,7 +784,7 @@ def _full_row(step: Fit, tokens: float, dollars_per_hour: float) -> dict[str, st
         "rows x length": f"{step.rows} x {step.row_length:,}",
         "mesh": f"{fsdp} x {tp}",
         "remat": step.remat,
-        "GiB a chip": f"{needed:.1f} of {step.limit:.4g}",
+        "GiB a chip": f"{memory:.1f} of {step.limit:.4g}",
         "fits": fits,
         "how we know": how,
         "tokens/s, without padding": speed,
