@@ -65,7 +65,6 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 
 from helpers import checks, style
-from tables import hardware
 from tpu_time import compiler, fit
 
 
@@ -73,14 +72,13 @@ from tpu_time import compiler, fit
 @dataclass(frozen=True)
 class Settings:
     train_slice: str = "v5p-8"        # for 01 to 04
-    serve_slice: str = "v6e-8"        # for 05 to 07
     checkpoint_gb: float = 62.5       # google/gemma-4-31B-it (published: arXiv 2605.25645, S2.3)
     needs_tpu: bool = True
     base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # of a weight
 
 
 FULL = Settings()
-E2B = replace(FULL, train_slice="v6e-1", serve_slice="v6e-1", checkpoint_gb=10.2)
+E2B = replace(FULL, train_slice="v6e-1", checkpoint_gb=10.2)
 TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates four devices on it
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
@@ -113,7 +111,8 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # </details>
 #
-# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines.)
+# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines. On
+# the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
@@ -131,7 +130,8 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
 #
 # How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. The rest is
-# *assumed*: nobody has timed downloading, loading, compiling and saving with our code.
+# *assumed*, or taken from what others measured: nobody has timed downloading, loading, compiling and saving with our
+# code. (On a v5e-1 the E2B's step fits, but too many of its operations have no known cost, so we don't predict its time.)
 # [08](08_dryrun.ipynb), section 8, shows mesh, memory, speed and hours of every slice, and
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-columns-of-the-long-table) explains
 # its columns. We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe did, so that you can compare
@@ -223,8 +223,10 @@ if can_compile:
 #
 # ## 4. How do you get such a machine, and how do you get rid of it?
 # **Do you have to pay at all?** Maybe not. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9 hours at a
-# time (Kaggle's rules in November 2026). The 31B fits there in int8 (compiled), although nobody has run it yet.
-# `scripts/kaggle.sh smoke` tries it in about twenty minutes, and `scripts/kaggle.sh push` starts the whole series there.
+# time (Kaggle's rules in November 2026). You only have to wait for your turn: others waited between 20 minutes and 11
+# hours. The 31B fits there in int8 (compiled), although nobody has run it yet. `scripts/kaggle.sh smoke` tries the
+# machine with the small E2B in about twenty minutes (assumed), `scripts/kaggle.sh smoke SIZE=31b` tries the 31B itself,
+# and `scripts/kaggle.sh push` starts the whole series.
 #
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
 # command-line tool), a project with billing, and *quota*, Google's permission to rent such chips.
@@ -245,16 +247,13 @@ checks.show_rental(cfg.train_slice)
 # - `delete` deletes the machine and its disk. The bucket stays.
 #
 # **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What has it cost by Monday morning?**
-
-# %%
-WEEKEND = 64  # hours from Friday 17:00 to Monday 9:00
-for name in (cfg.train_slice, cfg.serve_slice):
-    price = hardware.slice_of(name).dollars_per_hour
-    if price is not None:  # on demand, published rates
-        print(f"{name}: {price:.2f} USD/h, three hours {3 * price:.0f}, a forgotten weekend "
-              f"{WEEKEND * price:,.0f}")
-
-# %% [markdown]
+#
+# <details><summary>Answer</summary>
+#
+# From Friday at 17:00 to Monday at 9:00 it's 64 hours, and 64 times 21.52 dollars is 1,377 dollars.
+#
+# </details>
+#
 # Three habits prevent that: create with a limit, run `scripts/vm.sh list ZONE` before you close the laptop, and `delete`
 # whatever it lists.
 #
@@ -281,7 +280,8 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # By the table alone: a v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). A v5p-32 isn't one of them: it's the
 # fastest, but downloading and compiling take as long there, at four times the price. The three quarters of an hour add
-# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three pass 30 dollars. That's why the first run should be short.
+# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three pass 30 dollars, which means that 30 dollars may not buy a
+# whole run. That's why you'd start with a short one (`max_steps` in 03).
 #
 # </details>
 #
