@@ -116,9 +116,9 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
-# And which slices will do? Those for which the TPU's compiler has made a whole training step that fits. Weights are in
-# *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download, for
-# 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
+# And which slices will do? We list a slice if the TPU's compiler has built a whole training step that fits it. Weights
+# are in *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download,
+# for 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -126,11 +126,11 @@ choices = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
 style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 
 # %% [markdown]
-# So four v5p chips hold a training step of the 31B, or eight v6e chips. On eight v5e chips it fits in int8
+# So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
 # ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
 #
 # How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. The rest is
-# *assumed*, or taken from what others measured: nobody has timed downloading, loading, compiling and saving with our
+# mostly *assumed*, and partly measured by others: nobody has timed downloading, loading, compiling and saving with our
 # code. (On a v5e-1 the E2B's step fits, but too many of its operations have no known cost, so we don't predict its time.)
 # [08](08_dryrun.ipynb), section 8, shows mesh, memory, speed and hours of every slice, and
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-columns-of-the-long-table) explains
@@ -207,7 +207,7 @@ if can_compile:
 
 # %% [markdown]
 # **Each of these matrices takes up 200,000² · 2 bytes, which is 74.5 GiB. Which three pieces add up to the compiler's
-# number?** (*HLO* is its language for graphs.)
+# number?** (*HLO* is its language for graphs. The message says temporaries, but it counts inputs and output, too.)
 #
 # <details><summary>Answer</summary>
 #
@@ -231,7 +231,7 @@ if can_compile:
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
 # command-line tool), a project with billing, and *quota*, Google's permission to rent such chips.
 # ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by step.) Here it
-# only prints how the first command of each step begins:
+# only prints the start of each step's first command:
 
 # %%
 checks.show_rental(cfg.train_slice)
@@ -240,7 +240,7 @@ checks.show_rental(cfg.train_slice)
 # - `check` asks the model hub whether you've accepted the license, before anything costs money.
 # - `create` first tries *flex-start*: it waits in line, two hours at most, for a machine that costs less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Either machine deletes itself after
-#   three hours (the `3` above). If there's neither, it falls back to Google's older API, which we call *classic*. **A
+#   three hours (the `3` above). If neither is available, it falls back to Google's older API, which we call *classic*. **A
 #   classic machine has no time limit: you pay until you delete it.**
 # - `run` copies a script to the machine and starts it. The script installs everything and runs 01 to 04. Checkpoints go
 #   to a *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one continues.
@@ -280,8 +280,8 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # By the table alone: a v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). A v5p-32 isn't one of them: it's the
 # fastest, but downloading and compiling take as long there, at four times the price. The three quarters of an hour add
-# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three pass 30 dollars, which means that 30 dollars may not buy a
-# whole run. That's why you'd start with a short one (`max_steps` in 03).
+# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three cost more than 30 dollars, which means that 30 dollars may
+# not buy a whole run. That's why you'd start with a short one (`max_steps` in 03).
 #
 # </details>
 #
@@ -291,8 +291,8 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # <details><summary>Solution</summary>
 #
-# (a) 168, 34 and 0. Each chip has a quarter of `a` (34 MB) and all of `b` (134), so nothing has to be gathered. We've
-# bought that with memory: the copy of `b` is now there all the time.
+# (a) 168, 34 and 0. Each chip has a quarter of `a` (34 MB) and all of `b` (134), so nothing has to be gathered. The price
+# is memory: the copy of `b` is now there all the time.
 #
 # (b) 67, 34 and 134, as before. A chip now makes a quarter of the output's *columns*. For these it needs its own columns
 # of `b`, but all of `a`, so this time `a` is gathered. ([03](03_train.ipynb) has the same choice for a whole model.)
