@@ -206,8 +206,8 @@ def test_the_tables_of_01_say_what_is_tight_and_what_nobody_predicted():
     """A step without a predicted time had a lower limit there that looked like the best time."""
     rows = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
     short = {row["slice"]: row for row in fit.what_fits(rows, 9e6)}
-    assert {tuple(row) for row in short.values()} == {("slice", "what fits", "USD for all of it")}
-    assert short["v5e-1"]["USD for all of it"] == fit.NOT_PREDICTED
+    assert {tuple(row) for row in short.values()} == {("slice", "what fits", "USD for all of 03")}
+    assert short["v5e-1"]["USD for all of 03"] == fit.NOT_PREDICTED
     assert all("≥" not in text for row in short.values() for text in row.values())
     listed = fit.full_table(rows, 9e6)
     assert len({tuple(row) for row in listed}) == 1 and len(listed) >= len(short)
@@ -222,7 +222,7 @@ def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
     text = (ROOT / "01_setup.py").read_text()
     solution = text[text.index("# **Exercise 1: 30 dollars"):text.index("# **Exercise 2")]
     solution = " ".join(solution.replace("\n#", " ").split())
-    found = {row["slice"]: row["USD for all of it"].split(" to ")[-1]
+    found = {row["slice"]: row["USD for all of 03"].split(" to ")[-1]
              for row in fit.what_fits(fit.renters_rows(), 10_000 * 922)}
     below = {name for name, most in found.items() if float(most) <= 30}
     assert below == {"v5p-8", "v6e-8", "v5e-8"}
@@ -230,6 +230,12 @@ def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
         rate = fit.price(*fit.SLICES[name])
         assert f"{name} {rate:.2f}" in solution and found[name] in solution
         assert f"{0.75 * rate:.1f}" in solution and float(found[name]) + 0.75 * rate > 30
+
+
+def test_01s_forgotten_weekend_costs_what_it_says():
+    text = " ".join((ROOT / "01_setup.py").read_text().replace("\n#", " ").split())
+    rate = hardware.slice_of("v6e-8").dollars_per_hour
+    assert f"64 times {rate:.2f} dollars is {64 * rate:,.0f} dollars" in text
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no JavaScript here")

@@ -725,7 +725,7 @@ def what_fits(rows: list[tuple[Fit, float]], tokens: float) -> list[dict[str, st
         row_of[step.slice] = {
             "slice": step.slice,
             "what fits": name,
-            "USD for all of it": dollars,
+            "USD for all of 03": dollars,
         }
     return list(row_of.values())
 
