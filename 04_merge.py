@@ -153,7 +153,8 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 #
 # Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t`
 # tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or
-# values. Letters that are missing after the arrow are summed over.
+# values. Letters that are missing after the arrow are summed over. (Where a kind occurs in both kinds of layers, you see
+# the last layer, a full one, whose heads are twice as wide as those that you saw above.)
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -173,6 +174,11 @@ style.folded("the other kinds", table[~is_shown])
 
 # %%
 helpers.show_source(architecture.Module.factors)
+
+# %% [markdown]
+# **Do the plain pairs compute what training computed?** We send random inputs through `kv_einsum`'s adapter both ways:
+
+# %%
 pair = kinds["kv_einsum"]
 (key_a, key_b), (value_a, value_b) = pair.factors(*adapters[pair.path]).values()
 x = np.random.default_rng(0).normal(size=(3, len(key_a)))
@@ -274,8 +280,9 @@ style.finish(pictures.draw_scales(runs), "04_scale",
              "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
-# The gray band is a rough yardstick for luck: if each problem were a coin flip with this chance of passing, two counts
-# in three would land in it. So don't read much into a single point above or below.
+# At half strength fewer problems pass, and at one and a half times, too. In between, nothing changes that luck couldn't
+# explain. (The gray band is a rough yardstick for luck: if each problem were a coin flip with this chance of passing, two
+# counts in three would land in it. So a single point just outside of it can be luck, too.)
 #
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #
