@@ -18,11 +18,12 @@ NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
           for row in fit._stored(name, model)]
 KNOWN_MISS = pytest.mark.xfail(strict=True, reason="`fit.estimate` says why")
+MISSED = {("v6e-8", "int8, BLOCK remat"), ("v5e-4", "int8, DECODER remat")}
 
 
 @pytest.mark.parametrize("name, model, row", [
     pytest.param(*found, id=f"{found[0]} {found[2]['recipe']}", marks=[KNOWN_MISS] * (
-        (found[0], found[2]["recipe"]) == ("v6e-8", "int8, BLOCK remat")))
+        (found[0], found[2]["recipe"]) in MISSED))
     for found in STORED])
 def test_the_estimate_is_within_ten_percent_of_the_compiler(name, model, row):
     kind, chips = NAMES[name]
@@ -124,13 +125,15 @@ def test_the_price_and_03_speak_of_the_same_step(length):
     """One function chooses among the compiled rows of a slice, for 03 and for the price.
 
     There were two. On a v5p-8 with rows of 2,048, 03 took mesh (4, 1), and the price spoke of a
-    slower step on (1, 4). Where no row fits, the price is an estimate and 03 takes none.
+    slower step on (1, 4). Where no row fits, the price speaks of an estimate, or of the compiled
+    step that doesn't fit, and 03 takes none.
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
         mine = stored.compiled_fit(name, size, dtype, length or fit.LENGTHS[size][0])
         priced = fit.best_fit(*NAMES[name], size, dtype, length)
-        assert priced.compiled == (mine is not None), (name, size, dtype)
+        fits = priced.compiled and priced.fits
+        assert fits == (mine is not None), (name, size, dtype)
         if mine:
             assert (priced.mesh, priced.remat, priced.rows, priced.row_length) == (
                 stored.mesh_of(mine, size), mine["remat"], int(mine["micro_batch"]),
