@@ -73,13 +73,15 @@ from verilog import stats
 from tpu_time import fit
 
 # %%
-held, compiled = {}, False
+held, fitting, compiled = {}, [], False
 four_v5e = (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
 for found in four_v5e:
     print(found)
     held[found.base_dtype] = found.parts
     compiled = compiled or found.compiled
-    if not found.fits:
+    if found.fits:
+        fitting.append(found.base_dtype)
+    else:
         print(f"   missing: {found.total - found.limit:.1f} GiB on each chip")
 print(f"A v5e-4 costs {fit.price('v5e', 4):.2f} USD an hour, a v5p-8 {fit.price('v5p', 4):.2f}")
 
@@ -96,8 +98,7 @@ ax.invert_yaxis()
 ax.text(found.limit, 1.5, f" a program may use\n {found.limit:.2f} GiB of a chip", va="center",
         fontsize=9)
 fig.legend(loc="outside right center", fontsize=8)
-small = [name for name in held if fit.best_fit("v5e", 4, "31b", name).fits]
-ax.set(title=f"The 31B on four v5e chips: {' and '.join(small) or 'nothing'} would fit",
+ax.set(title=f"The 31B on four v5e chips: {' and '.join(fitting) or 'nothing'} would fit",
        xlabel="GiB of one chip")
 how = "estimated; 08 hasn't compiled these steps yet"
 if compiled:
@@ -105,16 +106,16 @@ if compiled:
 style.finish(fig, "11_answer", how)
 
 # %% [markdown]
-# Only the base's weights shrink. Adapters, moments and gradients take the same room in all three. Activations and
-# logits differ in the picture because each bar is the best step that fits: with NF4, the half byte, there's room to keep
-# more activations (`remat=BLOCK`), and the bar for bfloat16 has rows of half the length. But you pay for NF4 in time,
-# because each weight has to be unpacked before it's multiplied.
+# What shrinks is the base. Adapters, moments and gradients take the same room with each storage. (Activations and
+# logits may differ in the picture, because each bar is the best step that we know of, and the steps differ.) You pay for
+# NF4, the half byte, in time, because each weight has to be unpacked before it's multiplied.
 #
-# How sure is this? The TPU's compiler has built both quantized steps with one row in one micro-batch (13.0 GiB for
-# int8 and 10.0 for NF4). But 03 takes two rows a step, in two micro-batches, and that program isn't compiled yet. So
-# what you see is an estimate, and nobody has run either step.
+# How sure is this? The compiler surprised us. With a single row in a step, the int8 step takes 13.0 GiB and the NF4
+# step 10.0 (compiled). But 03 takes two rows a step. On four v5e chips these are two micro-batches in a loop, and with
+# the loop the int8 step takes 16.5 GiB (compiled): it no longer fits. So on these chips you'd set `rows_per_step=1`.
+# Half a byte should have room for the loop, but that's an estimate, and nobody has run any of these steps.
 #
-# **One byte a weight should be enough, and the chips cost less than a third of what a v5p-8 costs.**
+# **One byte a weight is enough for one row a step, and the chips cost less than a third of what a v5p-8 costs.**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
@@ -336,9 +337,10 @@ figures.draw_quality(answers, table)
 #
 # ## 8. What it buys
 # **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
-# fits. That's the fastest compiled step, if there is one. Otherwise it's the estimated step that recomputes least, with
-# the longest rows. An estimate counts as fitting only if it leaves a tenth of the chip free (so 15.3 of 15.75 GiB
-# doesn't). A compiled step only has to be below the limit. Hours and dollars are for the published 10,000 examples of 922
+# fits. That's a compiled step if there is one. Otherwise it's the estimated step that recomputes least, with the
+# longest rows. A compiled step only has to be below the limit. An estimate has to leave a tenth of the chip free, and
+# three tenths if the step has several micro-batches, because no estimate knows what the loop over them costs. (So an
+# estimate of 15.3 of 15.75 GiB doesn't count as fitting.) Hours and dollars are for the published 10,000 examples of 922
 # tokens, with loading, compiling and saving. They stand only where we could predict the time from a compiled program
 # ([08](08_dryrun.ipynb)).
 
@@ -355,15 +357,16 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
-#   it doesn't leave the tenth free that we'd like to see. The E4B (the next larger one)
-#   does need it. A v6e-1 has twice the memory.
+#   it doesn't leave the tenth free that we'd like to see. The E4B (the next larger one) doesn't fit with any
+#   storage, by our estimate. A v6e-1 has twice the memory.
 #
 # **Quantize if the base doesn't fit. If it fits, storage alone saves no time.**
 #
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
-# - In 03, set `base_dtype="int8"` (or `"nf4"`), `remat="DECODER"` and `rows_per_device=1`.
+# - In 03, set `base_dtype="int8"`, `remat="DECODER"`, `rows_per_device=1` and `rows_per_step=1`: exactly that step is
+#   compiled and fits. Its batch is half of 03's, so the recipe is another one.
 # - Loading takes 62 GB of the host's memory, and about 10 more while it stacks queries, keys and values. So keep
 #   the files on a disk and not in `/dev/shm`, which is memory, too.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.

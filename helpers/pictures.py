@@ -292,16 +292,6 @@ def adapter_table(
     return pd.DataFrame(groups)
 
 
-def adapter_share(config: architecture.Config, rank: int) -> float:
-    """The numbers of all adapters of a rank, as a share of the text model's weights."""
-    numbers = 0
-    for module in architecture.modules(config):
-        a, b = module.adapter(rank)
-        numbers += math.prod(a) + math.prod(b)
-    weights = architecture.parameters(config)["total"]
-    return numbers / weights
-
-
 def memory(gib: float) -> str:
     """GiB as text, in MiB or KiB where that reads better."""
     mib = gib * 2**10
