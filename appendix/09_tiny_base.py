@@ -203,17 +203,7 @@ pd.DataFrame({"tiny": tiny_config, "31B": big_config}).loc[shown]
 # ### The forward pass in 36 lines
 # `weights` has Tunix's names, a text is a vector of token ids, and every letter
 # in an einsum is an axis: T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
-#
-# **If you know Llama: which three things here would you not find there?** (*RoPE* writes a token's position into queries
-# and keys, by rotating pairs of their numbers.)
-#
-# <details><summary>Answer</summary>
-#
-# Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
-# the root of H. And full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each
-# head. (The logits' *soft cap*, which squeezes them into −30 to 30, and the scale of each layer's output count, too.)
-#
-# </details>
+# (*RoPE*, the function `rope`, writes a token's position into queries and keys by rotating pairs of their numbers.)
 
 # %%
 def norm(x, scale=1.0):
@@ -261,6 +251,16 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 
 # %% [markdown]
+# **If you know Llama: which three things here would you not find there?**
+#
+# <details><summary>Answer</summary>
+#
+# Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
+# the root of H. And full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each
+# head. (The logits' *soft cap*, which squeezes them into −30 to 30, and the scale of each layer's output count, too.)
+#
+# </details>
+#
 # Is that all? Then these lines must give Tunix's logits. We draw the first weights ourselves, because Tunix's own MLP
 # starts at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at 1/√H.
 
@@ -356,7 +356,8 @@ helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_forma
 
 # %% [markdown]
 # After 40 steps it only repeats lines of a comment. That's as far as this short run goes. Section 8 asks the stored base,
-# after all 1,600.
+# after all 1,600. (If the loss jumps up for a step, that's no fault. Each batch holds documents of about one length, and
+# the shortest ones are the hardest to foresee.)
 #
 # Is this the model that we ship? Then this run's losses must lie on the stored ones, because corpus and tokenizer are
 # the same bytes everywhere, and the arithmetic is the same up to rounding.
@@ -465,8 +466,8 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 # module, even for names and widths that it never saw together. Two things are missing. It doesn't answer a chat request,
 # it continues it. And it writes what it has read, bugs included. (That shows less in these answers, which take the
 # likeliest token each time. Wrong code can go wrong in many ways, so each single bug is rarer than the right line, and
-# the right line often stays the likeliest.) If 07 counts one more or fewer of the same base, that's no surprise: it asks
-# through a server, whose engine rounds differently, so a token can fall the other way. Notebook 03 teaches the base how to answer. Whether that also
+# the right line often stays the likeliest.) If 07 counts one more or fewer of the same base, it's most likely because
+# it asks through a server, whose engine rounds differently, so a token can fall the other way. Notebook 03 teaches the base how to answer. Whether that also
 # teaches it to prefer right code is one of 07's questions.
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
