@@ -23,9 +23,9 @@
 # | | |
 # |---|---|
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
-# | **Takes** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
-# | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Costs** | tiny: the first 40 of 1,600 steps; the page takes about five minutes. All steps: an hour or more on two cores (69 minutes for the stored base, beside other work) |
+# | **Reads** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
+# | **Writes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
+# | **Time and cost** | tiny: the first 40 of 1,600 steps; the page takes about five minutes. All steps: an hour or more on two cores (69 minutes for the stored base, beside other work) |
 
 # %% [markdown]
 # ## Before we start

@@ -24,9 +24,9 @@
 # | | |
 # |---|---|
 # | **Needs** | any machine; no accelerator, no network |
-# | **Takes** | `data/published/*.csv`, `data/configs/gemma4_31b.json` |
-# | **Makes** | `figures/10_*.png`, `published.json` |
-# | **Costs** | ten seconds |
+# | **Reads** | `data/published/*.csv`, `data/configs/gemma4_31b.json` |
+# | **Writes** | `figures/10_*.png`, `published.json` |
+# | **Time and cost** | ten seconds |
 
 # %% [markdown]
 # ## Before we start

@@ -26,9 +26,9 @@
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
-# | **Takes** | the tiny base, `data/rl/` (two starts, stored runs), `appendix/world/` (problems) |
-# | **Makes** | figures |
-# | **Costs** | about two minutes on two cores; the stored runs took about two core-hours |
+# | **Reads** | the tiny base, `data/rl/` (two starts, stored runs), `appendix/world/` (problems) |
+# | **Writes** | figures |
+# | **Time and cost** | about two minutes on two cores; the stored runs took about two core-hours |
 
 # %% [markdown]
 # ## Before we start
