@@ -489,8 +489,9 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 # <details><summary>Solution</summary>
 #
 # Write `v` for `norm(v)`, `True` for `full or back < …`, or `logits` for `30 * jnp.tanh(logits / 30)`. All three trip
-# the check. The soft cap moves the logits least, because it only bends large ones, and a fresh model has none. A
-# trained one does, so check with trained weights, too.
+# the check: on our CPU the logits move by up to 0.70, 0.52 and 0.08. The window moves them although the text has only
+# 103 tokens, so just the last seven notice. The soft cap moves them least, because it only bends large ones, and a fresh
+# model has none. A trained one does, so check with trained weights, too.
 # </details>
 #
 # 2. The comment of section 6 asks for AND, and a module has come as far as `assign z = a`. How likely does the stored
@@ -512,7 +513,7 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #     print(repr(base_tokenizer.decode([int(number)])), f"{shares[number]:.0%}")
 # ```
 #
-# `&` gets roughly the share of modules without a bug, and `|` nearly all of the rest. The base writes what it has
+# Our stored base gives `&` 64%, roughly the share of modules without a bug, and `|` 34%, nearly all of the rest. The base writes what it has
 # read, as often as it has read it.
 # </details>
 #
