@@ -64,8 +64,8 @@ class Options:
         (), 'PEFT folders that are served beside the model, each as "NAME=FOLDER"; clients ask for '
         "NAME")
     implementation: str = setting(
-        "", 'MODEL_IMPL_TYPE on a TPU, whose model code: "" (vLLM chooses), "flax_nnx" (for JAX) or '
-        '"vllm" (for PyTorch; torchax runs it in JAX)')
+        "", 'MODEL_IMPL_TYPE on a TPU, whose model code: "" (vLLM chooses), "flax_nnx" (JAX) or '
+        '"vllm" (PyTorch; torchax runs it in JAX)')
     environment: tuple[str, ...] = setting(
         (), 'further variables of the server\'s process, as "NAME=value", or "NAME" for one that '
         "the shell has (a token, for example)")
