@@ -34,8 +34,8 @@ def table(plans: Sequence[Plan]) -> pd.DataFrame:
         rows.append({
             "plan": plan.name,
             "answers to a problem": plan.n,
-            "temperature": plan.temperature,
-            "top_p": plan.top_p,
+            "temperature": f"{plan.temperature:g}",
+            "top_p": f"{plan.top_p:g}",
             "asked of": plan.only or "both"})
     return pd.DataFrame(rows)
 
