@@ -17,19 +17,18 @@
 #
 # **Will your training step fit, how long will it take, and what will it cost?** You'd like to know before you
 # rent anything. The TPU's own compiler can tell you, because it runs on any x86-64 Linux machine, with no TPU in
-# it. Here it compiles the step that notebook 03 trains with, and the step of the recipe that others
-# published ([10](10_published.ipynb)). Read 03 first.
+# it. Here it compiles two layers of notebook 03's step. The tables hold what it said, at full depth, about that step and
+# about the step of a recipe that others published ([10](10_published.ipynb)). Read 03 first.
 #
 # | | |
 # |---|---|
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
-# | **Takes** | `data/configs/` (shapes of the models); no weights, no data |
-# | **Makes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts all times again) |
-# | **Costs** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
+# | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
+# | **Writes** | figures under `RUN_DIR/figures/`, `RUN_DIR/dryrun/trace_2layers.json.gz`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts all times again) |
+# | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
 #
-# The numbers below are about the 31B and the E2B on real TPU slices (groups of chips that are rented together). Memory
-# is *compiled*, times are *predicted*, and none of them is measured.
-# The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
+# Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
+# measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
 
 # %% [markdown]
 # ## Before we start
@@ -57,10 +56,10 @@ helpers.machine()
 # %% [markdown]
 # ## 1. The trick, and what it says about time
 # **How can a compiler answer for a chip that you don't have?** [01](01_setup.ipynb), section 3, showed the trick.
-# `libtpu`, the library that drives a TPU, contains the compiler. All it wants is a *topology*, a description of devices
-# that nobody has to own. You lay a mesh over them, *lower* a function (JAX writes its operations down in the compiler's
-# language), compile it, and ask. Here's 01's product of two matrices, on the four chips of a v5p-8.
-# (`compiler.start_here` comes before JAX, because JAX looks for the library when it starts.)
+# `libtpu`, the library that drives a TPU, contains the compiler. All it wants is a *topology*, a description of devices.
+# You lay a mesh over them, *lower* a function (JAX writes its operations down in the compiler's language), compile it,
+# and ask. First the four chips of a v5p-8. (`compiler.start_here` comes before JAX, because JAX looks for the library
+# when it starts.)
 
 # %%
 from tpu_time import compiler, predict
@@ -72,15 +71,23 @@ if libtpu:
     from jax.experimental import topologies
     from jax.sharding import NamedSharding, PartitionSpec
     chips = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
+
+# %% [markdown]
+# And here's 01's product of two matrices:
+
+# %%
+if libtpu:
     rows = NamedSharding(jax.make_mesh((4,), ("rows",), devices=chips), PartitionSpec("rows"))
     matrix = jax.ShapeDtypeStruct((8_192, 8_192), jnp.bfloat16, sharding=rows)
     product = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).compile()
-    print(product.memory_analysis())
+    plan = product.memory_analysis()
+    print(f"each chip: {plan.argument_size_in_bytes / 1e6:.0f} MB of inputs, "
+          f"{plan.output_size_in_bytes / 1e6:.0f} MB of output, "
+          f"{plan.temp_size_in_bytes / 1e6:.0f} MB in between")
 
 # %% [markdown]
-# These are bytes on one chip. Put your own function in place of the product, and you know whether it fits. If it
-# doesn't, the compiler (its name is XLA) raises `RESOURCE_EXHAUSTED`. What's new on this page is that the compiled text
-# also tells how long it takes:
+# Put your own function in place of the product, and you know whether it fits. If it doesn't, the compiler (its name is
+# XLA) raises `RESOURCE_EXHAUSTED`. What's new on this page is that the compiled text also tells how long it takes:
 
 # %%
 if libtpu:
@@ -99,9 +106,8 @@ if libtpu:
 #
 # ## 2. The answers first
 # **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Here are the answers;
-# the rest of the page shows where they come from. Section 9 says how wide the range of the predicted steps has to be.
-# What isn't predicted is assumed, or others measured it somewhere else. The hours add up all the short ends, or all the
-# long ones.
+# the rest of the page shows where they come from. The steps are predicted, with a range that section 9 justifies.
+# Everything else is assumed, or was measured by others somewhere else.
 
 # %%
 from tpu_time import fit
@@ -110,7 +116,8 @@ answer = fit.will_it_fit("v5p", 4)
 print(answer)
 
 # %% [markdown]
-# And here's a whole run, over as many samples and tokens as the published one had:
+# And here's a whole run, over as many samples and tokens as the published one had. The shortest total adds up all the
+# short ends, and the longest all the long ones.
 
 # %%
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
@@ -119,66 +126,66 @@ for part, (least, most) in cost["ranges"].items():
 print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000 published samples")
 
 # %% [markdown]
-# **The step fits. How long a run takes depends less on its steps than on what happens around them: loading,
-# compiling and saving, which nobody has timed here.**
+# **The step fits. Most of the uncertainty about a run's length isn't in its steps but around them: loading, compiling
+# and saving, which nobody has timed here.**
 #
 # ## 3. What is compiled
 # **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step.
 # There are three on this page:
 #
 # - `published` does what the published script does, without its dropout. Only 30% of its tokens are real (922 a row, by
-#   the authors' count), and the rest is padding.
+#   the authors' count).
 # - `ours` is notebook 03 on mesh (1, 4), so tensor parallelism over all four chips. Its rows are packed, and we count 95%
-#   of their tokens as real.
-# - `ours, mesh (4, 1), int8 products` gives each chip whole rows and multiplies in int8 (sections 6 and 7).
-#
-# They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row are
-# multiplied by the output matrix: all of them with *one-hot*, else the most that a row may train.)
+#   of their tokens as real, because [02](02_data.ipynb) packs examples of the published lengths at least that full.
+# - `ours, mesh (4, 1), int8 products` gives each chip whole rows (section 6) and multiplies in int8
+#   ([11](11_qlora.ipynb)): a chip with whole rows finds a token's largest number without asking the others.
 
 # %%
-import dataclasses
-
 import numpy as np
 import pandas as pd
 from IPython.display import display
 
+import tables
 from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
-from tables import hardware
+from helpers import style
 from tpu_time import bands, write_trace
 
-recipes = (steps.PUBLISHED, steps.OURS, steps.ROWS_INT8)
-fields = pd.DataFrame({recipe.recipe: dataclasses.asdict(recipe) for recipe in recipes})
-fields[fields.astype(str).nunique(axis=1) > 1].drop("recipe")
+# %% [markdown]
+# They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row are
+# multiplied by the output matrix: all of them with *one-hot*, else the most that a row may train. `remat` says what the
+# backward pass computes again: nothing, the insides of attention and MLP (BLOCK), or whole layers (DECODER).)
+
+# %%
+steps.differences((steps.PUBLISHED, steps.OURS, steps.ROWS_INT8))
 
 # %% [markdown]
-# We didn't write our step a second time: model, loss, optimizer, step and shapes are 03's own. And we never allocate an
-# array, because shapes, types and shardings are enough to lower a step.
+# We didn't write our step a second time, it's 03's own. And we never allocate an array, because shapes, types and
+# shardings are enough to lower a step.
 
 # %%
 helpers.show_source(steps.lower_ours)
 
 # %% [markdown]
-# All 60 layers take ten CPU minutes, which is too long for a page. So all tables show stored rows, and live we compile
-# only two layers (one sliding, one full-attention) at the 31B's width, with one row of 2,048 tokens:
+# All 60 layers take ten CPU minutes. So all tables show stored rows, and live we compile only two layers (one sliding,
+# one full-attention) at the 31B's width, with one row of 2,048 tokens:
 
 # %%
 steps.remake(libtpu)  # nothing, unless DRYRUN=full or DRYRUN=again says what to make anew
-found = steps.predicted(steps.LIVE)  # as it is stored
 if libtpu:
     with helpers.phase("compiling two layers of the 31B for a v5p-8", every=60.0):
         program, refusal, seconds = steps.compile_recipe(steps.LIVE)
-    found = predict(program.as_text(), steps.slice_of(steps.LIVE), parts.part_of)
 
 # %% [markdown]
-# Do they still come out as stored? The table shows the memory of one chip. *Arguments* are what the step is given. *Fresh
-# outputs* are those that don't take the place of an argument that the step may overwrite (JAX calls such an argument
-# *donated*). *Temporaries* come and go while the step runs.
+# Do they still come out as stored? Here's the memory of one chip. *Arguments* are what the step is given. *Fresh outputs*
+# are those that don't overwrite an argument. *Temporaries* come and go while the step runs.
 
 # %%
+found = steps.predicted(steps.LIVE)  # as it's stored
 TIMED = {"seconds_predicted": "s, predicted"}
 if libtpu:
+    found = predict(program.as_text(), steps.slice_of(steps.LIVE), parts.part_of)
     live = steps.beside_stored(program, refusal, seconds, found)
     display(steps.show(live, {"made": "made"} | steps.COUNTED | TIMED))
     print("the same as stored" if steps.all_equal(live) else "not as stored: try DRYRUN=full")
@@ -186,18 +193,17 @@ else:
     display(steps.show(steps.stored(steps.table_name(steps.LIVE)), steps.COUNTED | TIMED))
 
 # %% [markdown]
-# Besides its step, a run needs four more programs: one makes the optimizer's state, one evaluates, and two write
-# answers, before training and after it. How much memory does the largest one need, with whatever else lies on the chip
-# while it runs? (*ms a token*: the predicted time in which each of four answers grows by one token.)
+# Besides its step, 03 compiles four programs: one makes the optimizer's state, one evaluates, and two write answers.
+# (Section 2 leaves out the first, which compiles in about a minute.) Do they fit beside all else on the chip?
 
 # %%
-display(steps.show_programs())
-print(f"{len(steps.stored_rows(steps.OTHERS))} compiled, {len(steps.missing_programs())} not yet")
+style.folded("the largest of these programs, for each step", steps.other_programs())
+print(f"{steps.how_many_fit()}; {len(steps.missing_programs())} not yet compiled")
 
 # %% [markdown]
 # **Is a step with one micro-batch a fair stand-in for a step with four?** No, the loop over them can cost gigabytes
 # ([how we found out](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#why-do-micro-batches-count)).
-# So a row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. Every other one is *estimated*.
+# So a row counts as *compiled* for 03 only if it has as many micro-batches. All other rows are *estimated*.
 #
 # **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
@@ -205,9 +211,8 @@ print(f"{len(steps.stored_rows(steps.OTHERS))} compiled, {len(steps.missing_prog
 # **How does a compiled text turn into a time?** The text is the *schedule* of one chip: its instructions, in order. Nearly
 # all of them carry a count of cycles from the part of the compiler that knows the chip. *Collectives*, with which chips
 # exchange data, carry their sizes. `tpu_time/clock.py` walks through this text with a clock in its hand. An instruction
-# moves the clock on by its cycles, a collective only as long as the chip has to stand still for it.
-# ([All the rules](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-does-a-text-become-seconds),
-# with the speeds that they assume.)
+# moves the clock forward by its cycles. A collective moves it only by the time that the chip has to stand still
+# ([all the rules](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-does-a-text-become-seconds)).
 #
 # So a prediction knows when each instruction starts, and we can draw it:
 
@@ -215,23 +220,21 @@ print(f"{len(steps.stored_rows(steps.OTHERS))} compiled, {len(steps.missing_prog
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
-# Each dark red piece is a collective that stops the chip. It gathers activations before a block (attention or MLP), or
-# adds up the chips' results after it and leaves a piece of the sum on each.
+# Each dark red piece is a collective that stops the chip: it gathers activations before a block (attention or MLP), or
+# adds up the chips' results after it.
 #
-# Would you like to look around in it? The next cell writes the trace that a profiler would have recorded. Drop the file
-# on [ui.perfetto.dev](https://ui.perfetto.dev).
+# To look around in it, drop the file that the next cell writes on [ui.perfetto.dev](https://ui.perfetto.dev).
 
 # %%
 trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
-trace.parent.mkdir(parents=True, exist_ok=True)
 write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
 
 # %% [markdown]
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
-# **What would a better program save?** Each instruction knows the line of Python that it came from, so we can
-# split the time by part of the model. First the published step beside ours:
+# **What would a better program save?** Each instruction knows its line of Python, so we can split the time by part of the
+# model. (A *micro-step* is the work for one micro-batch. *Conversions* are casts between number types.)
 
 # %%
 sixty = steps.predicted(steps.OURS)
@@ -240,36 +243,33 @@ figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OUR
 
 # %% [markdown]
 # The published step computes its layers a second time in the backward pass. And its operands are float32, which buys
-# nothing: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
+# the products nothing: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
 #
-# What about our step? The column *at its limit* is the share of its time that a part would still need if its products ran
-# at the chip's peak, or its bytes at the full speed of the HBM (the chip's memory). Near 100% there's little to gain.
-# (Parts that take less than 2% of the time are left out.)
+# What about our step? The column *at its limit* says how long a part would take at the hardware's limit (its products at
+# the chip's peak, or its bytes at the full speed of the HBM, the chip's memory), as a share of the time that we predict.
+# Near 100% there's little to gain.
 
 # %%
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
-# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA, although two changes already
-# helped: the MLP's backward pass has one sum over the chips where there were two, and on a v5p a product may use 32 MiB
-# of on-chip memory, not 16
-# ([how](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster)).
+# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA, although
+# [two changes](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster) already
+# helped.
 #
-# **The published step loses time because it computes twice and reads float32. Our step mostly loses it waiting.**
+# **The published step loses time because it computes twice and reads float32. Most of what our step loses, it loses
+# waiting.**
 #
 # ## 6. Gather weights instead of adding sums
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
 # without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
-# what was just computed, so they can travel ahead, while the chip multiplies. It's given four rows of 2,048 tokens at
-# once, so as many tokens as before.
-#
-# The mesh suits int8 products ([11](11_qlora.ipynb)), too: they scale a token by its largest number, and a chip with
-# whole rows finds that number without asking the others. (BLOCK and DECODER say what the backward pass computes again:
-# the insides of attention and MLP, or whole layers. The larger slices are compared with the most `tp` that they allow.)
+# what was just computed, so they can travel ahead, while the chip multiplies. The mesh gets four rows of 2,048 tokens at
+# once, so a step has as many tokens as before. (A row that names no mesh has the most `tp` that the heads allow: (1, 4)
+# on a v5p-8, (4, 4) on a v5p-32, (2, 4) on a v6e-8.)
 
 # %%
 table = steps.stored("v5p-8_31b")
-ours = steps.in_order(table, [steps.OURS, steps.ROWS, steps.ROWS_INT8])
+ours = steps.in_order(table, [steps.OURS, steps.ROWS])
 ours = pd.concat([ours, steps.stored("v5p-32_31b"), steps.stored("v6e-8_31b")])
 SHOWN = {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
          "real_tokens_per_step": "real tokens a step", "seconds_predicted": "s, predicted",
@@ -277,81 +277,72 @@ SHOWN = {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
-# On a v5p the gathering mesh wins. That's less sure than the rest, because nobody has timed gathers that travel beside
-# products on 2 x 2 chips (exercise 2 shows how much hangs on it). **On a v6e-8, mesh (8, 1) loses**, as far as we know,
-# because gathers over its 2 x 4 chips go one way round a single ring. Others measured that on a v5e-8, and a v6e's
-# program names the same ring.
+# On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's gathers
+# beside products on 2 x 2 chips. (By their author, hand-written kernels reach 92 GB/s a link there:
+# [TPU-Collectives](https://github.com/beshrislambouli/TPU-Collectives). Exercise 2 shows how much hangs on it.)
+# **On a v6e-8, mesh (8, 1) loses**, as far as we know, because gathers over its 2 x 4 chips go one way round a single
+# ring. Others measured that on a v5e-8, and a v6e's program names the same ring.
 #
 # **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02. 03 then takes
-# mesh (4, 1), or (16, 1) on a v5p-32, by itself. (Among the compiled rows that fit and are long enough, it picks the
-# one with the most predicted tokens a second. On a v6e-8 that's mesh (2, 4), and the compiler hasn't confirmed that four
-# of your short rows fit there.) But short rows cost you data: with examples as long as CodeV-R1's, you drop the longest
-# 3%, and with them 8% of all tokens.
+# mesh (4, 1), or (16, 1) on a v5p-32, by itself. (On a v6e-8 it takes mesh (2, 4), compiled for rows of 4,096. Four of
+# your shorter rows should need less, but nobody has compiled them.) But short rows cost you data: with examples as long
+# as CodeV-R1's, you drop the longest 3%, and with them 8% of all tokens.
 #
-# **On a v5p, gather weights rather than add up activations: weights can travel ahead, and sums can't.**
+# **On a v5p, gather weights rather than add up activations, if the links keep their promise: weights can travel ahead,
+# and sums can't.**
 #
 # ## 7. The table
-# **How much faster than the published step is ours, and what makes the difference?** Here are the steps from one to the
-# other, and two variants:
+# **How much faster than the published step is ours, and what makes the difference?** Here's the road from the
+# published step to ours, change by change. (*Dense attention* is refused: that's why 03 computes attention by blocks.)
 
 # %%
-table = steps.in_order(table, [*steps.ROAD, steps.ONE_ROW, steps.DENSE])
+table = steps.in_order(table, [*steps.ROAD, steps.DENSE])
 steps.show(table, SHOWN)
 
 # %% [markdown]
-# Recomputing buys memory, not speed. *One row* means micro-batches of a single row. They need about half the memory
-# and hardly more time per token. *Dense attention* is refused: that's why 03 computes attention by blocks.
-#
-# How many times the published speed do our steps reach, in real tokens? It's a ratio of two predictions, so it has a
-# range. *One sigma* means: if we miss as we do in section 9, two of three such ranges hold. With two sigmas, nineteen
-# of twenty do. But what you wait for is a whole run, so we print its hours, too. (The published run took 3.34.)
+# How much faster are our steps, counted in real tokens? It's a ratio of two predictions, so it has a range. *One sigma*
+# means: if we miss as we do in section 9, two of three such ranges contain the true value. With two sigmas, nineteen of
+# twenty do.
 
 # %%
-import tables
-
 speed = table.set_index("recipe").tokens_per_second_predicted
 for recipe in (steps.OURS, steps.ROWS):
     times = speed[recipe.recipe] / speed["published"]
-    whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
     print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} with one "
-          f"sigma, {bands.between(times, 2, sigmas=2)} with two;\n   a run takes "
-          f"{whole['hours_text']} hours; in the middle, it's {3.34 / whole['hours']:.1f} times as "
-          "fast end to end")
+          f"sigma, {bands.between(times, 2, sigmas=2)} with two")
 
 # %% [markdown]
-# Where does such a factor come from? Packing alone gives 0.95 / 0.30 = 3.2 times, since so much more of a row is real, and
-# any trainer can pack. *Our step* in the next figure is what 03 adds to that: float32 adapters on 360 modules, attention by
-# blocks, two rows at once, and outputs that all take a donated argument's place.
+# But what you wait for is a whole run. (The published run took 3.34 hours.)
+
+# %%
+for recipe in (steps.OURS, steps.ROWS):
+    whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
+    print(f"{recipe.recipe}: a run takes {whole['hours_text']} hours; in the middle, it's "
+          f"{3.34 / whole['hours']:.1f} times as fast end to end")
+
+# %% [markdown]
+# Where does such a factor come from? Packing alone gives 0.95 / 0.30 = 3.2 times, and any trainer can pack. *Our step* in
+# the next figure is what 03 adds to that: float32 adapters on 360 modules, attention by blocks, two rows at once, and
+# outputs that all overwrite an argument.
 
 # %%
 told = float(tables.published("training_results", "metric", "tpu")["throughput"])
 figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
-# **And int8?** By the compiler's cycles, our int8 products reach 94% of the chip's peak. But none of the programs with
-# which section 9 tests us is a training step with int8 products. So here's what would be left if ours reached less:
-
-# %%
-whole = steps.predicted(steps.ROWS_INT8)
-for said, share in (("the compiled 94%", 1.0), ("80%", 0.8), ("60%", 0.6)):  # 1.0: no limit
-    seconds = steps.int8_at(whole, share, peak=hardware.SLICES["v5p-8"].chip.int8)
-    times = steps.real_tokens(steps.ROWS_INT8) / seconds / speed["published"]
-    print(f"int8 products at {said} of the peak: {times:.1f} times the published speed, "
-          f"{times * speed['published'] / speed[steps.ROWS.recipe]:.2f} times the same mesh's")
-
-# %% [markdown]
-# Others gained a factor of 1.2 to 1.4 from int8 products in whole steps
-# ([who](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)). Ours may gain
-# more, because a frozen base needn't be quantized in each step, but no measurement says so. And nobody has looked at what
-# int8 costs in quality at 31B (at the tiny size we saw no loss; [11](11_qlora.ipynb), section 6).
+# **And int8?** By the compiler's cycles, our int8 products reach 94% of the chip's peak. But section 9 tests our
+# predictions on other programs, and none of them is a training step with int8 products
+# ([what others gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)).
+# And nobody has looked at what int8 costs in quality at 31B (at the tiny size we saw no loss;
+# [11](11_qlora.ipynb), section 6).
 #
 # **No measurement anchors a step with int8 products, so take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
 # **Which slice should it be?** Here are section 2's answers for every slice, on the mesh with the most tensor parallelism.
-# (Fewer bits save memory there and no time, so we list int8 only where bfloat16 doesn't fit.) Where no row is compiled,
-# we add up the parts. Such an estimate can be off by gigabytes, so it counts as fitting only if it leaves a tenth of the
-# chip free.
+# (Int8 saves memory there and no time, so we list it only where bfloat16 doesn't fit.) Where no row is compiled, we add
+# up the parts, and such an estimate counts as fitting only if it leaves a tenth of the chip free. (*Planned*: the step
+# doesn't fit, so there's no program, and this is the memory that the compiler's plan asks for.)
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -360,31 +351,27 @@ choices = fit.renters_rows(prices=MY_PRICES)
 pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 
 # %% [markdown]
-# The hours are those of a whole run, downloads and all.
-# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) is the same table with
-# fields to fill in. One slice costs nothing: Kaggle lends everybody a v5e-8
-# ([MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8)).
+# The v5e-8's range is wider because its slow end also counts slow links
+# ([why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-nine-hours-minute-by-minute)). That
+# slice costs nothing at
+# [Kaggle](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8).
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) has fields to fill in.
 #
-# **Is a step the same on every slice?** No, its batch isn't: 8,192 tokens on a v5p-8, close to the published batch, but
-# 32,768 on a v5p-32 and only 4,096 on a v5e-8. The learning rate stays as it is. So elsewhere it's a different recipe,
-# and no run has shown what that does to the 31B.
+# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 (7,782 of them real; the
+# published batch of eight examples has 7,376), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. The learning rate stays
+# as it is. So elsewhere it's a different recipe, and no run has shown what that does to the 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
 # ## 9. Against what others measured
 # **Why should you believe these times?** Because you can try the same rules on programs that others have timed on
-# real chips (*anchors*), and see by how much we miss. For all of them but two collectives, we compiled the program here
-# again, in the same shapes (`python -m tpu_time.anchors`). First the whole training steps:
+# real chips (*anchors*), and see by how much we miss. We compiled all of these programs here, except for two
+# collectives, in the same shapes (`python -m tpu_time.anchors`). First the whole training steps:
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
 timed = anchors[anchors.name.str.match("maxtext|tunix")]
-forms = {"measured_ms": "{:,.0f}", "predicted_ms": "{:,.0f}", "miss": "{:+.0%}"}
-shown = timed[["program", "slice", *forms]].astype(dict.fromkeys(forms, float))
-sourced = shown.assign(source=timed.source.str.split(":").str[0])
-units = {name: name.replace("_ms", ", ms") for name in forms}
-sourced.rename(columns=units).style.hide(axis="index").format({units[name]: form for name, form
-                                                               in forms.items()})
+steps.show_timed(timed)
 
 # %% [markdown]
 # And here are all programs. Hollow points don't count: some are calls of a few milliseconds, in which the host takes as
@@ -394,8 +381,9 @@ sourced.rename(columns=units).style.hide(axis="index").format({units[name]: form
 figures.draw_anchors(anchors)
 
 # %% [markdown]
-# All the ranges in this series follow one rule (`tpu_time/bands.py`). The *typical miss* is the root mean square of
+# The ranges of predicted steps follow one rule (`tpu_time/bands.py`). The *typical miss* is the root mean square of
 # log(predicted / measured) over the programs that count, and that's one sigma. A ratio of two predictions has √2 of it.
+# (On a v5e-8 the slow end also counts waits for the links that take 2.3 times as long as predicted.)
 
 # %%
 misses = np.log(timed.predicted_ms.astype(float) / timed.measured_ms.astype(float))
@@ -404,25 +392,26 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 
 # %% [markdown]
 # The published step of the 31B isn't in the figure, because nobody timed a step. All we know is the whole run: 3.34
-# hours for 9,952 micro-steps. That's 1.21 s for each, or 1.12 s if a quarter of an hour went into loading and compiling.
+# hours. If a quarter of an hour of it went into loading and compiling, the steps took 3.09.
 
 # %%
 published = table.set_index("recipe").seconds_predicted["published"]
-print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; "
-      f"middle {published:.2f}, {published / 1.21 - 1:.0%} to {published / 1.12 - 1:.0%} off)")
+least, most = (speed["published"] / slow - 1 for slow in (told * 3.34 / 3.09, told))
+print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; middle "
+      f"{published:.2f}); as a speed, that's {least:.0%} to {most:.0%} too high")
 
 # %% [markdown]
 # **Where should you be careful?**
 #
 # - Only five of the programs are whole training steps, and four of these come from one author. So a step's range could
 #   well be a little wider than we print.
-# - The published step is the only one of *this* model on *this* slice, and it takes longer than we predict. If ours does,
-#   too, expect the lower end of the tokens a second. (The ratio of the two wouldn't suffer.)
-# - The test isn't blind, and the programs were measured with earlier compilers than ours.
-#   ([What else we know](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off))
+# - The published step is the only one of *this* model on *this* slice, and it takes longer than we predict. If our step
+#   does, too, expect the lower end of its tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
+# - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
+#   and the programs were measured with earlier compilers than ours.
 #
-# Memory needs no clock. Others kept the reports that XLA wrote about Tunix's LoRA step, even for runs that didn't fit, and
-# we can ask for the same reports here (`python -m appendix.memory`).
+# Memory needs no clock. Others kept the reports that XLA wrote about Tunix's LoRA step, and we can ask for the same
+# reports here (`python -m appendix.memory`).
 
 # %%
 plans = pd.read_csv("data/anchors/memory.csv")
@@ -433,7 +422,7 @@ print(f"{plans.miss.count()} reports of up to {plans.theirs_gib.max():.0f} GiB a
 # Such a report is XLA's *plan*. The tables above come from whole compilations, which say up to a tenth more, and for
 # those we have no check.
 #
-# Has anybody run *this* repository on a chip? Here's each `report.json` that came back, beside what we had predicted:
+# Has anybody run *this* repository on a chip? Here's each report that came back, beside what we had predicted:
 
 # %%
 from tables import measured
@@ -450,21 +439,22 @@ else:
 # ## Recap
 # - With a topology, a mesh and `lower().compile()`, the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, and a time follows from it. What others measured says how far to trust that time.
-# - On a v5p the fastest mesh has no tensor parallelism, because weights can be gathered ahead and sums can't.
+# - On a v5p the fastest mesh, as predicted, has no tensor parallelism, because weights can be gathered ahead and sums
+#   can't.
 #
 # ### Exercises
-# **Exercise 1: four times as wide.** The product of section 1 waits for half of its time. Make the matrices 32,768
-# wide. Does it wait for a larger or a smaller share? Guess first, then ask. (You need the compiler for this one.)
+# **Exercise 1: longer rows.** How long may a single row be if a v5p-8 recomputes nothing? Guess, then ask
+# `fit.will_it_fit("v5p", 4, rows=1, row_length=8_192)` and its neighbors. (They need no compiler.)
 #
 # <details><summary>Solution</summary>
 #
-# A smaller one: about a fifth, and a third at 16,384. Four times the width means sixteen times the bytes to gather, but
-# sixty-four times the multiplications. That's why large models forgive slow links.
+# 8,192 tokens take 78.6 of the 95.7 GiB (estimated), and 10,240 don't fit. A row of twice the length takes hardly more
+# than two rows, because in 50 of the 60 layers a token sees only the last 1,024.
 #
 # </details>
 #
 # **Exercise 2: slow links.** A prediction takes 0.90 of the links' speed for granted. At what speed would mesh (4, 1)
-# lose its lead over mesh (1, 4)? Guess, then run this for 0.5 and 0.25. (It needs no compiler, because the programs are
+# lose its lead over mesh (1, 4)? Guess, then run this for 0.5, 0.4 and 0.25. (It needs no compiler, because the programs are
 # kept.)
 #
 # ```python
@@ -477,8 +467,9 @@ else:
 # <details><summary>Solution</summary>
 #
 # At half of the links' speed, mesh (4, 1) would be 8.4 times as fast as the published step, against 8.1 for mesh (1, 4),
-# so most of its lead is gone. At a quarter it's 6.6 against 8.4. Once the weights take longer to travel than the chip
-# multiplies, gathering ahead doesn't help anymore. (Put `links.LINK` back to 0.90 afterward.)
+# so most of its lead is gone. At 0.4 it has lost it: 7.8 against 8.2. At a quarter it's 6.6 against 8.4. Once the weights
+# take longer to travel than the chip multiplies, gathering ahead doesn't help anymore. (Mesh (1, 4) seems to gain only
+# because the published step suffers more. Put `links.LINK` back to 0.90 afterward.)
 #
 # </details>
 #

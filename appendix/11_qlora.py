@@ -22,9 +22,9 @@
 # | | |
 # |---|---|
 # | **Needs** | any machine with two CPU cores; no accelerator, no network |
-# | **Takes** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
-# | **Makes** | `figures/11_*.png` |
-# | **Costs** | three to four minutes on two cores |
+# | **Reads** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
+# | **Writes** | `figures/11_*.png` |
+# | **Time and cost** | three to four minutes on two cores |
 
 # %% [markdown]
 # ## Before we start
@@ -65,6 +65,7 @@ import numpy as np
 import pandas as pd
 import qwix
 from flax import nnx
+from IPython.display import display
 
 from appendix import qlora_figures as figures, qlora_runs as lab
 from helpers import gemma, quantized, style, train
@@ -201,11 +202,11 @@ with mesh:
 # add it.
 
 # %%
-helpers.show_source(quantized.Casts, quantized.Dequantized)
+helpers.show_source(quantized.Casts)
 
 # %% [markdown]
-# The second class saves time and memory. Without it, Qwix would look up NF4 weights in a table, and on a mesh that
-# gathers whole matrices on every chip.
+# A second class, `quantized.Dequantized`, saves time and memory. Without it, Qwix would look up NF4 weights in a table,
+# and on a mesh that gathers whole matrices on every chip.
 #
 # In 03 all this is one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. 03 then
 # loads the base on the host and sends one quantized matrix at a time to the chips. (If you try this in 03 on a CPU,
@@ -220,8 +221,8 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Norms, the embedder and E2B's per-layer inputs stay in bfloat16 on purpose. They're small, or they're looked up
-# and not multiplied.
+# Norms and the tables in which tokens are looked up (the embedder, and the E2B's inputs to each layer) stay in bfloat16
+# on purpose. They're small, or they aren't multiplied.
 #
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
@@ -315,19 +316,10 @@ style.folded("the differences as numbers", lab.in_points(table))
 # %%
 figures.draw_quality(answers, table)
 
-# %%
-for (plan, name), row in table.iterrows():
-    ends = row[["problems from", "problems to", "seeds from", "seeds to"]]
-    clear = ends.min() > 0 or ends.max() < 0
-    said = "both intervals leave out zero" if clear else "no difference shown"
-    reach = f"up to {ends.min():+.3f} or {ends.max():+.3f}"
-    print(f"{name}, {plan}: {row.difference:+.3f}, {said}; not excluded: "
-          + (reach if ends.notna().all()
-             else f"unknown, the seeds show no spread ({reach} by problems)"))
-
 # %% [markdown]
-# *No difference shown* isn't the same as *equal*, so read how far the intervals reach. And with six comparisons,
-# it's no surprise if one of them leaves out zero.
+# Where an interval holds zero, no difference is shown. That isn't the same as *equal*, so read how far the intervals
+# reach. (Where all seeds agree with bfloat16 on every problem, these runs can't say how far it could be.) And with six
+# comparisons, it's no surprise if one of them leaves out zero.
 #
 # **To decide for your own task, train several seeds with both storages, and ask more problems.**
 #
@@ -337,8 +329,8 @@ for (plan, name), row in table.iterrows():
 # those, and then you ship what training has validated. 04 does that by itself: 03's recipe tells it how the base was
 # stored, and `quantized.as_trained` rounds the base's weights again.
 #
-# Does it matter? In our first runs, those of section 2, neither base gave the better merged model (no p below 0.4). The result is in
-# bfloat16, and you serve it like any other.
+# Does it matter? In our first runs, those of section 2, neither base gave the better merged model (no p below 0.4). The
+# result is in bfloat16, and you serve it like any other.
 #
 # **Merge into the base that you trained on.**
 #
@@ -351,22 +343,10 @@ for (plan, name), row in table.iterrows():
 # ([08](08_dryrun.ipynb)).
 
 # %%
-rows = []
-for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 8),
-                           ("31b", "v6e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1),
-                           ("e4b", "v5e", 1)):
-    for dtype in quantized.BASE_DTYPES:
-        found = fit.best_fit(kind, chips, model, dtype)
-        cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
-        needed, how = fit.needed(found)
-        rows.append({"slice": found.slice, "model": model, "base": dtype,
-                     "fits": "yes" if found.fits else "no",
-                     "rows": f"{found.rows} x {found.row_length:,}", "GiB": needed,
-                     "of GiB": found.limit, "how we know": how,
-                     "hours": cost["hours_text"] if found.fits and found.speed else None,
-                     "USD": cost["dollars_text"] if found.fits and found.speed else None})
-table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
-table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
+here = [("31b", "v5e", 4), ("31b", "v5e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)]
+display(style.words(lab.best_steps(here)))
+others = [("31b", "v6e", 4), ("31b", "v6e", 8), ("e4b", "v5e", 1)]
+style.folded("v6e, and the E4B", lab.best_steps(others))
 
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which
@@ -397,8 +377,8 @@ table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
 #
 # - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05).
 #   They don't round as we do, so evaluate again.
-# - **fp8 on a v6e** saves memory. It can't speed up reading the prompt, because that chip has no fp8 arithmetic.
-#   Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
+# - **fp8** (8-bit floating point) **on a v6e** saves memory. It can't speed up reading the prompt, because that chip
+#   has no fp8 arithmetic. Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
 #
 # **How you stored the base while training doesn't decide how you serve it.**
 #

@@ -28,6 +28,7 @@ from appendix.tuning import Tuning
 from helpers import chat, gemma, quantized, train, weights
 from helpers.records import DataMeta
 from helpers.run import run_dir
+from tpu_time import fit as renting
 from verilog import stats
 from verilog.asking import messages_for
 from verilog.problems import Problem
@@ -47,6 +48,7 @@ DRAWN = 3            # answers per problem at TEMPERATURE, beside the greedy one
 PLANS = ("greedy", *("drawn",) * DRAWN)  # how the answers to a problem are picked
 TEMPERATURE = 0.8
 ANSWER_TOKENS = 192
+PUBLISHED_TOKENS = 10_000 * 922  # of the published run's samples
 
 
 class Answer(NamedTuple):
@@ -271,6 +273,32 @@ def differences(table: pd.DataFrame,
             "seeds to": most,
         }
     return pd.DataFrame(rows).T
+
+
+def best_steps(slices: Sequence[tuple[str, str, int]]) -> pd.DataFrame:
+    """The best training step with each storage, as text, and what the published samples would cost.
+
+    Args:
+      slices: (model, kind of chip, chips) of each.
+    """
+    rows = []
+    for (model, kind, chips), dtype in itertools.product(slices, quantized.BASE_DTYPES):
+        step = renting.best_fit(kind, chips, model, dtype)
+        cost = renting.run_cost(step, PUBLISHED_TOKENS, renting.price(kind, chips))
+        gib, how = renting.needed(step)
+        is_timed = step.fits and step.speed is not None
+        rows.append({
+            "model": model,
+            "slice": step.slice,
+            "base": dtype,
+            "fits": "yes" if step.fits else "no",
+            "rows": f"{step.rows} x {step.row_length:,}",
+            "GiB a chip": f"{gib:.1f} of {step.limit:.2f}",
+            "how we know": how,
+            "hours": cost["hours_text"] if is_timed else "-",
+            "USD": cost["dollars_text"] if is_timed else "-",
+        })
+    return pd.DataFrame(rows)
 
 
 def run(variant: str, seed: int) -> str:

@@ -146,6 +146,15 @@ def model_config(recipe: Recipe) -> ModelConfig:
     return config
 
 
+def mesh_shape(recipe: Recipe) -> tuple[int, int]:
+    """(fsdp, tp) of a recipe's mesh: its own, or the one with the most tp that the heads allow."""
+    if recipe.mesh:
+        fsdp, tp = recipe.mesh.split("x")
+        return int(fsdp), int(tp)
+    config = architecture.read_config(config_file(recipe.size))
+    return architecture.choose_mesh(config, SLICES[recipe.topology].chips)
+
+
 def mesh_of(recipe: Recipe, config: ModelConfig) -> Mesh:
     """The mesh of a recipe, of devices that nobody owns."""
     shape = None
@@ -595,11 +604,7 @@ def shape_of(recipe: Recipe, program: str, fsdp: int) -> str:
 
 def known_by(recipe: Recipe, program: str) -> dict[str, str]:
     """What must be equal for the stored row of a program to be valid."""
-    if recipe.mesh:
-        fsdp = int(recipe.mesh.split("x")[0])
-    else:
-        config = architecture.read_config(config_file(recipe.size))
-        fsdp, _ = architecture.choose_mesh(config, SLICES[recipe.topology].chips)
+    fsdp, _ = mesh_shape(recipe)
     known = {"topology": recipe.topology, "size": recipe.size, "recipe": recipe.recipe,
              "program": program, "shape": shape_of(recipe, program, fsdp)}
     installed = versions()
@@ -713,22 +718,54 @@ def show(table: pd.DataFrame, columns: Mapping[str, str]) -> Styler:
         {"selector": ".col0", "props": "text-align: left; white-space: nowrap"}])
 
 
-def show_programs() -> Styler:
-    """The stored rows of `OTHERS`, a line for each step: how many programs, and the largest."""
+def differences(recipes: Sequence[Recipe]) -> pd.DataFrame:
+    """The fields in which recipes differ: a column for each recipe, with its mesh spelled out."""
+    columns = {}
+    for recipe in recipes:
+        fsdp, tp = mesh_shape(recipe)
+        columns[recipe.recipe] = dataclasses.asdict(replace(recipe, mesh=f"{fsdp}x{tp}"))
+    fields = pd.DataFrame(columns)
+    differs = fields.astype(str).nunique(axis=1) > 1
+    return fields[differs].drop("recipe")
+
+
+def other_programs() -> pd.DataFrame:
+    """The stored rows of `OTHERS`, a line for each step, as text: how many, and the largest.
+
+    `ms a step of an answer` is predicted: each step adds one token to every answer.
+    """
     others = pd.DataFrame(stored_rows(OTHERS))
     others["gib"] = pd.to_numeric(others.hbm_gib)
     others["ms"] = 1e3 * pd.to_numeric(others.seconds_a_token)
-    others["fits"] = others.fits == "True"
-    groups = others.groupby(["topology", "size", "recipe"], sort=False)
-    lines = groups.agg(
-        compiled=("program", "size"), gib=("gib", "max"), limit=("limit_gib", "first"),
-        fits=("fits", "all"), ms=("ms", "max"))
-    names = {"topology": "slice", "compiled": "programs compiled", "gib": "GiB of the largest",
-             "fits": "all fit", "ms": "ms a token"}
-    table = lines.reset_index().rename(columns=names)
-    forms: dict[str, Any] = {"GiB of the largest": "{:.1f}", "all fit": yes_or_no,
-                             "ms a token": "{:.0f}"}
-    return table.style.hide(axis="index").format(forms, na_rep="")
+    lines = []
+    for (topology, size, recipe), rows in others.groupby(["topology", "size", "recipe"],
+                                                         sort=False):
+        lines.append({
+            "slice": topology,
+            "size": size,
+            "recipe": recipe,
+            "programs compiled": len(rows),
+            "GiB of the largest": f"{rows.gib.max():.1f} of {rows.limit_gib.iloc[0]}",
+            "these fit": yes_or_no((rows.fits == "True").all()),
+            "ms a step of an answer": f"{rows.ms.max():.0f}",
+        })
+    return pd.DataFrame(lines)
+
+
+def how_many_fit() -> str:
+    """How many of 03's other programs are compiled, and how many of these fit."""
+    rows = stored_rows(OTHERS)
+    fitting = [row for row in rows if row["fits"] == "True"]
+    return f"{len(fitting)} of {len(rows)} compiled programs fit"
+
+
+def show_timed(rows: pd.DataFrame) -> Styler:
+    """Programs that others timed (`bands.anchors`) beside our predictions, to be seen."""
+    forms = {"measured, ms": "{:,.0f}", "predicted, ms": "{:,.0f}", "miss": "{:+.0%}"}
+    named = rows.rename(columns={"measured_ms": "measured, ms", "predicted_ms": "predicted, ms"})
+    table = named[["program", "slice", *forms]].astype(dict.fromkeys(forms, float))
+    table["source"] = named.source.str.split(":").str[0]
+    return table.style.hide(axis="index").format(forms)
 
 
 def in_order(table: pd.DataFrame, recipes: Sequence[Recipe]) -> pd.DataFrame:

@@ -96,6 +96,7 @@ def test_on_a_machine_with_chips_the_page_leaves_them_alone(monkeypatch, capsys)
 @pytest.mark.parametrize("speed, sentence", [
     (0.5, "mesh (4, 1) would be {:.1f} times as fast as the published step, "
           "against {:.1f} for mesh (1, 4)"),
+    (0.4, "At 0.4 it has lost it: {:.1f} against {:.1f}."),
     (0.25, "At a quarter it's {:.1f} against {:.1f}.")])
 def test_what_the_page_says_of_slow_links(monkeypatch, speed, sentence):
     """The solution of exercise 2."""
@@ -106,6 +107,21 @@ def test_what_the_page_says_of_slow_links(monkeypatch, speed, sentence):
     times = [tokens[recipe] / tokens[steps.PUBLISHED] for recipe in (steps.ROWS, steps.OURS)]
     text = " ".join((ROOT / SOURCE).read_text().replace("\n# ", " ").split())
     assert sentence.format(*times) in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share, sentence", [
+    (0.8, "At 80% of the peak our step would be {:.1f} times as fast as the published one ({:.2f} "
+          "times the same mesh in bfloat16)"),
+    (0.6, "at 60% {:.1f} times ({:.2f})")])
+def test_what_the_readme_says_of_slower_int8_products(share, sentence):
+    whole = steps.predicted(steps.ROWS_INT8)
+    peak = hardware.SLICES["v5p-8"].chip.int8
+    tokens = steps.real_tokens(steps.ROWS_INT8) / steps.int8_at(whole, share, peak)
+    speed = steps.stored("v5p-8_31b").set_index("recipe").tokens_per_second_predicted
+    text = " ".join((ROOT / "data/dryrun/README.md").read_text().split())
+    others = [speed["published"], speed[steps.ROWS.recipe]]
+    assert sentence.format(*(tokens / other for other in others)) in text
 
 
 def test_the_factors_of_the_road_multiply_up_to_the_ratio():
@@ -261,7 +277,7 @@ def test_without_libtpu_the_notebook_says_so_and_shows_what_is_stored(tmp_path):
                 DRYRUN="full")
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "There is no compiler here" in done.stdout
-    assert "times the published speed" in done.stdout and "not yet" in done.stdout
+    assert "times as fast end to end" in done.stdout and "not yet" in done.stdout
     assert "compiling" not in done.stdout
     drawn = {path.stem for path in (tmp_path / "run" / "figures").glob("*.png")}
     assert drawn == {"08_trace", "08_parts", "08_road", "08_anchors"}

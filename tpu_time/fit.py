@@ -101,11 +101,12 @@ ASSUMED = {
 WHERE_FROM = {
     "download the base": "measured by others",
     "load it onto the chips": "assumed",
-    "compile": "three programs, the step's beside loading; published: 1 to 8 minutes for one",
+    "compile": "measured by others: 1 to 8 minutes for a program; a run waits for three, because "
+               "the step compiles while the base is loaded",
     "optimizer steps": "predicted from the compiled program (08)",
-    "validate": "predicted: a half of a step's work, a third if it recomputes",
-    "save": "assumed: from nothing, if it all overlaps, to 1.5 times "
-            f"what {GB_PER_S} GB/s take",
+    "validate": "predicted: half the work of a training step, or a third if that step recomputes",
+    "save": "assumed: nothing if saving overlaps with training, at most 1.5 times as long as "
+            f"writing at {GB_PER_S} GB/s",
     "answer before and after": f"assumed: {ANSWER_TOKENS:,} tokens, each "
                                f"{ANSWER_OVER_FLOOR:g} times what reading the weights takes",
 }

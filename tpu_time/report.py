@@ -128,6 +128,7 @@ def write_trace(prediction: Prediction, path: str | Path, title: str = "one chip
     content = json.dumps(trace).encode()
 
     beside = Path(f"{path}.part")
+    beside.parent.mkdir(parents=True, exist_ok=True)
     with open(beside, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
         packed.write(content)
     beside.rename(path)
