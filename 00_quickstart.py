@@ -29,8 +29,8 @@
 #
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart the session once.
 #
-# This is the whole series. This page makes the stops with a blue border: up to the *adapters* (the small matrices that we
-# train), then straight to the judge.
+# The picture shows the whole series. The stops with a blue border are this page's: up to the *adapters* (the small
+# matrices that we train), then straight to the judge.
 #
 # ![A chat becomes token ids with a mask, then part of a packed row; LoRA trains A and B, a merge adds them to the weights, a server answers, and a judge simulates](../assets/figures/road.svg)
 
@@ -78,8 +78,8 @@ import verilog
 from verilog.extraction import port_names
 
 # %% [markdown]
-# Now we load the model, and the *tokenizer*, which cuts text into *tokens* (pieces of words). A *mesh* is JAX's list of the
-# devices that hold a model; here that's one CPU.
+# Now we load the model, and the *tokenizer*, which cuts text into *tokens* (pieces of words). A *mesh* is JAX's grid of the
+# devices that hold a model; here it's a single CPU.
 
 # %%
 BASE = "assets/tiny_gemma4"
@@ -106,9 +106,11 @@ def answer(model, requests):
 
 
 # %% [markdown]
-# We ask for the 38 modules (circuits with named ports) of a small benchmark. One of them is an up-down counter, which will
-# follow you through the series. No training request equals one of the 38, but some come close: they want the same
-# counter with another width, and with other names for the module and its output. ([02](02_data.ipynb) measures how close.)
+# We ask for the 38 modules (circuits with named ports) of a small benchmark. One of them is an up-down counter, which
+# will follow you through the series. No request that we train on equals one of the 38, but some come close: one, for
+# example, wants the same counter with another width, and with other names for the module and its output. (This page takes
+# 1,500 of the 4,000 training rows. Among all of them, one differs from our counter in nothing but the width:
+# [02](02_data.ipynb), section 5.)
 
 # %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
@@ -174,12 +176,12 @@ style.show_tokens(pieces, mask, "00_tokens")
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
 tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)  # a new model; base stays
 # The learning rate rises for ten steps and then falls; one large gradient can't undo the others.
-rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=36)
+rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 
 # %% [markdown]
-# The whole optimizer step becomes one compiled program. Its arrays can't change their size, so it has to know how many
-# tokens of a row are trained at most.
+# The whole optimizer step becomes one compiled program. It computes the loss for the trained tokens only. But the arrays
+# of a compiled program can't change their size, so it has to know how many tokens of a row are trained at most.
 
 # %%
 state, frozen = train.start(tuned, optimizer, mesh)  # state: A, B and what the optimizer remembers
@@ -230,8 +232,8 @@ with mesh:
             snapshot(number, adapters)
 
 # %% [markdown]
-# A falling loss doesn't tell you much by itself. So at each stop the judge from 07, which simulates circuits, says whether
-# the counter is right. Equal answers are shown once, and port names that nobody asked for are underlined in red.
+# A falling loss doesn't tell you much by itself. So at each stop the judge from 07, which simulates circuits, says
+# whether the counter is right.
 
 # %%
 exam = problems[requests.index(counter)]
@@ -239,6 +241,12 @@ codes = [verilog.extract_code(text)[0] for text in counters.values()]  # None: n
 verdicts = dict(zip(counters, verilog.judge_many([(exam, code) for code in codes])))
 style.loss_with_verdicts(losses, verdicts, config.num_embed, "00_loss",
                          "tiny, two CPU cores, seed 0")
+
+# %% [markdown]
+# And what did the model say at each stop? Equal answers are shown once, and port names that nobody asked for are underlined
+# in red.
+
+# %%
 named = {name for text in counters.values() for name in port_names(text)}
 style.show_stops(counters, verdicts, wrong=named - {*port_names(exam.reference)})
 
@@ -278,7 +286,7 @@ for number in failed[:1]:
                         "a correct module": problems[number].reference}, requests[number])
 
 # %% [markdown]
-# **An answer can look right and be wrong. That's why [07](07_eval.ipynb) simulates answers instead of reading them.**
+# **Plausible isn't right. That's why [07](07_eval.ipynb) simulates answers instead of reading them.**
 #
 # ## 5. What happens with your own request?
 # **Does it do what you ask?** Change the last line and run the cell again: another width, other names, up and down swapped.
@@ -311,13 +319,18 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # <details><summary>What to expect, and why</summary>
 #
-# 1. Fewer, or as many. A lower rank usually learns more slowly, so it gets less far in 36 steps.
-# 2. Fewer, but not none: the model now spends its few numbers on writing requests, too. The picture of the tokens is
-#    nearly all blue. [02](02_data.ipynb), section 4, shows such a comparison.
+# 1. Probably fewer. A lower rank usually learns more slowly, so it gets less far in 36 steps.
+# 2. Probably a few fewer, because the model now spends its few numbers on writing requests, too. The picture of the tokens
+#    is nearly all blue. [02](02_data.ipynb), section 4, makes this comparison with three runs of each kind.
 #
 # A difference of two or three problems can be luck. [07](07_eval.ipynb) shows how to tell.
 #
 # </details>
+#
+# ## Recap
+# - A base model goes on with a text. After a few dozen steps on A and B, this one answers.
+# - Everything is read, but only the answer is trained.
+# - A low loss doesn't tell you whether the details are right. The judge does.
 #
 # ## Where next?
 # Could the base have written Verilog all along? Yes, if you phrase the request as a comment above the module. But then it

@@ -65,7 +65,6 @@ from dataclasses import asdict, dataclass, replace
 import pandas as pd
 
 from helpers import checks, style
-from tables import hardware
 from tpu_time import compiler, fit
 
 
@@ -73,14 +72,13 @@ from tpu_time import compiler, fit
 @dataclass(frozen=True)
 class Settings:
     train_slice: str = "v5p-8"        # for 01 to 04
-    serve_slice: str = "v6e-8"        # for 05 to 07
     checkpoint_gb: float = 62.5       # google/gemma-4-31B-it (published: arXiv 2605.25645, S2.3)
     needs_tpu: bool = True
     base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # of a weight
 
 
 FULL = Settings()
-E2B = replace(FULL, train_slice="v6e-1", serve_slice="v6e-1", checkpoint_gb=10.2)
+E2B = replace(FULL, train_slice="v6e-1", checkpoint_gb=10.2)
 TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates four devices on it
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
@@ -113,13 +111,14 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # </details>
 #
-# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines.)
+# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines. On
+# the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
-# And which slices will do? Those for which the TPU's compiler has made a whole training step that fits. Weights are in
-# *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download, for
-# 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
+# And which slices will do? We list a slice if the TPU's compiler has built a whole training step that fits it. Weights
+# are in *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download,
+# for 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -127,11 +126,12 @@ choices = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
 style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 
 # %% [markdown]
-# So four v5p chips hold a training step of the 31B, or eight v6e chips. On eight v5e chips it fits in int8
+# So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
 # ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
 #
 # How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. The rest is
-# *assumed*: nobody has timed downloading, loading, compiling and saving with our code.
+# mostly *assumed*, and partly measured by others: nobody has timed downloading, loading, compiling and saving with our
+# code. (On a v5e-1 the E2B's step fits, but too many of its operations have no known cost, so we don't predict its time.)
 # [08](08_dryrun.ipynb), section 8, shows mesh, memory, speed and hours of every slice, and
 # [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-columns-of-the-long-table) explains
 # its columns. We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe did, so that you can compare
@@ -207,7 +207,7 @@ if can_compile:
 
 # %% [markdown]
 # **Each of these matrices takes up 200,000² · 2 bytes, which is 74.5 GiB. Which three pieces add up to the compiler's
-# number?** (*HLO* is its language for graphs.)
+# number?** (*HLO* is its language for graphs. The message says temporaries, but it counts inputs and output, too.)
 #
 # <details><summary>Answer</summary>
 #
@@ -223,13 +223,15 @@ if can_compile:
 #
 # ## 4. How do you get such a machine, and how do you get rid of it?
 # **Do you have to pay at all?** Maybe not. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9 hours at a
-# time (Kaggle's rules in November 2026). The 31B fits there in int8 (compiled), although nobody has run it yet.
-# `scripts/kaggle.sh smoke` tries it in about twenty minutes, and `scripts/kaggle.sh push` starts the whole series there.
+# time (Kaggle's rules in November 2026). You only have to wait for your turn: others waited between 20 minutes and 11
+# hours. The 31B fits there in int8 (compiled), although nobody has run it yet. `scripts/kaggle.sh smoke` tries the
+# machine with the small E2B in about twenty minutes (assumed), `scripts/kaggle.sh smoke SIZE=31b` tries the 31B itself,
+# and `scripts/kaggle.sh push` starts the whole series.
 #
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
 # command-line tool), a project with billing, and *quota*, Google's permission to rent such chips.
 # ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by step.) Here it
-# only prints how the first command of each step begins:
+# only prints the start of each step's first command:
 
 # %%
 checks.show_rental(cfg.train_slice)
@@ -238,23 +240,20 @@ checks.show_rental(cfg.train_slice)
 # - `check` asks the model hub whether you've accepted the license, before anything costs money.
 # - `create` first tries *flex-start*: it waits in line, two hours at most, for a machine that costs less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Either machine deletes itself after
-#   three hours (the `3` above). If there's neither, it falls back to Google's older API, which we call *classic*. **A
+#   three hours (the `3` above). If neither is available, it falls back to Google's older API, which we call *classic*. **A
 #   classic machine has no time limit: you pay until you delete it.**
 # - `run` copies a script to the machine and starts it. The script installs everything and runs 01 to 04. Checkpoints go
 #   to a *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one continues.
 # - `delete` deletes the machine and its disk. The bucket stays.
 #
 # **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What has it cost by Monday morning?**
-
-# %%
-WEEKEND = 64  # hours from Friday 17:00 to Monday 9:00
-for name in (cfg.train_slice, cfg.serve_slice):
-    price = hardware.slice_of(name).dollars_per_hour
-    if price is not None:  # on demand, published rates
-        print(f"{name}: {price:.2f} USD/h, three hours {3 * price:.0f}, a forgotten weekend "
-              f"{WEEKEND * price:,.0f}")
-
-# %% [markdown]
+#
+# <details><summary>Answer</summary>
+#
+# From Friday at 17:00 to Monday at 9:00 it's 64 hours, and 64 times 21.52 dollars is 1,377 dollars.
+#
+# </details>
+#
 # Three habits prevent that: create with a limit, run `scripts/vm.sh list ZONE` before you close the laptop, and `delete`
 # whatever it lists.
 #
@@ -281,7 +280,8 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # By the table alone: a v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). A v5p-32 isn't one of them: it's the
 # fastest, but downloading and compiling take as long there, at four times the price. The three quarters of an hour add
-# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three pass 30 dollars. That's why the first run should be short.
+# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three cost more than 30 dollars, which means that 30 dollars may
+# not buy a whole run. That's why you'd start with a short one (`max_steps` in 03).
 #
 # </details>
 #
@@ -291,8 +291,8 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # <details><summary>Solution</summary>
 #
-# (a) 168, 34 and 0. Each chip has a quarter of `a` (34 MB) and all of `b` (134), so nothing has to be gathered. We've
-# bought that with memory: the copy of `b` is now there all the time.
+# (a) 168, 34 and 0. Each chip has a quarter of `a` (34 MB) and all of `b` (134), so nothing has to be gathered. The price
+# is memory: the copy of `b` is now there all the time.
 #
 # (b) 67, 34 and 134, as before. A chip now makes a quarter of the output's *columns*. For these it needs its own columns
 # of `b`, but all of `a`, so this time `a` is gathered. ([03](03_train.ipynb) has the same choice for a whole model.)

@@ -24,7 +24,7 @@
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
 # | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Time and cost** | tiny: about 15 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
+# | **Time and cost** | tiny: about 20 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
@@ -83,6 +83,7 @@ class Settings:
     reasoning: str = "stripped"                    # or "kept": inside Gemma's thought channel
     validation: float = 0.02                       # share of the prompts that is held out
     # Its prompts mustn't be in the data. A folder of problems, a .jsonl of questions, or "": none
+    # {checkout}: where verilog-eval is cloned
     evaluation: str = "{checkout}/dataset_spec-to-rtl"
     seed: int = 42
 
@@ -122,27 +123,9 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # `name:configuration`, `name@revision`), `system` to your own sentence, and `RUN_DIR` to a new folder, so that you don't
 # overwrite the Verilog run.
 #
-# Rows come in several forms. (ShareGPT and Alpaca are older datasets whose column names many others took over.) **Which
-# of these six mean the same chat, and which one can't be trained on?**
-
-# %%
-ask, reply = "An inverter, please.", "assign y = ~a;"
-FORMS = [
-    {"messages": [{"role": "user", "content": ask}, {"role": "assistant", "content": reply}]},
-    {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": reply}]},
-    {"instruction": ask, "input": "", "output": reply},
-    {"prompt": ask, "completion": reply},
-    {"prompt": ask, "response": f"```verilog\nmodule m;\n{reply}\nendmodule\n```"},
-    {"messages": [{"role": "user", "content": ask}]}]
-style.words(pd.DataFrame({"form": [data.form_of(row) for row in FORMS],
-                          "a row of it": [json.dumps(row) for row in FORMS],
-                          "understood as": [data.understood(row) for row in FORMS]}))
-
-# %% [markdown]
-# The first four do. The fifth has CodeV-R1's columns, whose answer has to hold one fenced Verilog module (a *fence* is a
-# line of three backticks, before and after it). If your answers are plain text, rename `response` to `completion`. The
-# sixth has no answer to learn. [My own data](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file)
-# has all the rules.
+# Your rows may have any of [these four forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file).
+# If they have the columns `prompt` and `response`, as CodeV-R1's do, rename `response` to `completion`. Otherwise only
+# answers that hold one fenced Verilog module are kept. (A *fence* is a line of three backticks, before and after it.)
 #
 # Train the E2B on your rows, not the tiny model: the tiny tokenizer knows little but Verilog, so most chats get too long.
 #
@@ -169,11 +152,19 @@ cases = {"closed answer": f"<think>why</think>\n<answer>\n{fence}\n</answer>",
          "several fences": f"<answer>\n{fence}\nor\n{fence}\n</answer>",
          "fence not closed": f"<answer>\n```verilog\n{code}",
          "reasoning not closed": f"<think>so\n{fence}"}
-pd.Series({name: data.split_response(response)[2] or "kept" for name, response in cases.items()})
+verdicts = {}
+for name, response in cases.items():
+    _, _, problem = data.split_response(response)  # the other two: its reasoning, its answer
+    verdicts[name] = problem or "kept"
+pd.Series(verdicts, name="verdict").to_frame()
 
 # %% [markdown]
-# With two fences we'd have to guess, and a module that's cut in the middle teaches broken Verilog. Now all the rows.
-# Nothing disappears silently: the table counts every reason, and the line above it names the columns that we don't use.
+# In the third answer only the fence after the reasoning counts. With two of them we'd have to guess, and a module that's
+# cut in the middle teaches broken Verilog. In the last one the reasoning never ends, so nobody knows whether its fence is
+# the answer.
+#
+# Now all the rows. Nothing disappears silently: the table counts every reason, and the line above it names the columns
+# that we don't use.
 
 # %%
 cleaned = data.clean_all(rows, cfg.source, need_reasoning=records.thinks(cfg.reasoning))
@@ -194,8 +185,8 @@ style.words(pd.DataFrame(
 
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
-question = [{"role": "user", "content": ask}]
-stored = [*question, {"role": "assistant", "content": reply}]
+question = [{"role": "user", "content": "An inverter, please."}]
+stored = [*question, {"role": "assistant", "content": "assign y = ~a;"}]
 print("a stored chat:      ", repr(tokenizer.apply_chat_template(stored, tokenize=False)))
 print("a question to serve:", repr(tokenizer.apply_chat_template(question, tokenize=False,
                                                                  add_generation_prompt=True)))
@@ -243,26 +234,19 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # earlier one is trained in the form that it has as *history*, not in the form in which the server wrote it.
 # (`recipe.py` makes one example of each answer instead.)
 #
-# If the model calls a function, it writes the call, and your program writes the result:
-#
-# | tokens | who writes them | trained? |
-# |---|---|---|
-# | <code>&lt;&#124;tool_call&gt;call:add{a:4,b:8}&lt;tool_call&#124;&gt;&lt;&#124;tool_response&gt;</code> | the model, which then has to stop and wait | yes |
-# | <code>response:add{value:&lt;&#124;"&#124;&gt;12&lt;&#124;"&#124;&gt;}&lt;tool_response&#124;&gt;</code> | your program | no |
-# | <code>The bus is 12 bits wide.&lt;turn&#124;&gt;</code> | the model | yes |
-#
-# [own data](own_data.ipynb), section 6, trains such chats.
+# If the model calls a function, it writes the call, so that's trained. Your program writes the result, so that isn't
+# ([own data](own_data.ipynb), section 6).
 #
 # </details>
 #
 # **What the model should write is trained, and nothing else.**
 #
 # ### A mask in the wrong place
-# **What if you build the tokens first, and then count where the answer begins?** The published recipe tokenized the
-# whole chat, and then every piece of it again to count lengths. But its tokenizer adds two tokens to each piece, `<bos>`
-# and `<eos>` (begin and end of a sequence). Three pieces come before the answer, so its mask starts 3 × 2 = 6 tokens late
-# and ends too late as well ([10](10_published.ipynb)). In the picture, the mask misses what's orange, and trains what's
-# red by mistake.
+# **What if you build the tokens first, and then count where the answer begins?** The published recipe tokenized the whole
+# chat, and then every piece of it again to count lengths. But its tokenizer adds two tokens to each piece, `<bos>` and
+# `<eos>` (begin and end of a sequence). Three pieces come before the answer, so its mask starts 3 × 2 = 6 tokens late and
+# ends too late as well ([10](10_published.ipynb)). In the picture, the mask misses the six light orange tokens at the
+# start, and trains the two dark orange ones at the end by mistake.
 
 # %%
 compared = late_mask.one_question(running, otherwise=stored)
@@ -271,10 +255,11 @@ style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
 style.fold_source("published_row: how the recipe counts", late_mask.published_row)
 
 # %% [markdown]
-# Do six tokens matter? We trained the tiny base in three ways, with the same rows, steps and seeds: on the answer, on
-# the prompt as well, and six tokens late. Then 07's judge, a simulator, counted the answers that pass. **Which mask
-# does worst, and does its loss give it away?** (The *loss* says how surprised the model is by the right tokens. Lower
-# is better.)
+# Do six tokens matter? We trained the tiny base in three ways, with the same rows, steps and seeds: on the answer, on the
+# prompt as well, and six tokens late. Then 07's judge, a simulator, counted the answers that pass. These answers are
+# *sampled*: each token is drawn by its probability, so fewer pass than of 00's greedy ones. **Which mask does worst, and
+# does its loss give it away?** (The *loss* says how surprised the model is by the tokens that are trained, here in the
+# last ten steps. Lower is better.)
 
 # %%
 runs = late_mask.read_runs()
@@ -307,10 +292,12 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # <details><summary>Answer</summary>
 #
-# Look at the words that only one of the two has. If they're little more than a width or a name, it's nearly a leak. If they
-# name another task, the two share only phrases. The tiny set has a lot of both, because one program wrote the rows and
-# the exam. So a tiny model that passes has learned these 38 kinds of modules, and we can't say more. In real data it would
-# be an alarm. CodeV-R1's authors did remove rows close to verilog-eval.
+# Look at the words that only one of the two has. If they're little more than a width or a name, it's nearly a leak. The
+# counter is the worst case: one training row asks for it in the same words and with the same names, with 32 bits for 16.
+# (00 trains on the first 1,500 rows, without that one.) If the words name another task, the two share only phrases. The
+# tiny set has a lot of both, because one program wrote the rows and the exam. So a tiny model that passes has learned
+# these 38 kinds of modules, and we can't say more. In real data it would be an alarm. CodeV-R1's authors did remove rows
+# close to verilog-eval.
 #
 # </details>
 #
@@ -354,7 +341,8 @@ pd.Series(table, name="rows").map("{:,}".format).to_frame()
 # makes the attention mask from the segment ids, so no example sees its neighbor.
 #
 # Which example goes where? We take them in random order and put each one into the fullest row that still has room for
-# it. That's called *best fit*. **How full would the rows be with one example in each?** (A color is an example.)
+# it. That's called *best fit*. **How full would the rows be with one example in each?** (In the lower
+# picture, a color is an example.)
 
 # %%
 arrays = packing.pack_parts(parts, all_ids, all_masks, cfg.sequence_length, cfg.seed)
@@ -369,7 +357,8 @@ style.fold_source("fill_rows: best fit", packing.fill_rows)
 # %% [markdown]
 # A padding token costs almost as much as a real one, so a row that's twice as full trains twice as much text for nearly
 # the same work. With CodeV-R1's published lengths, packed rows of 4,096 are at least 95% full; with one example in each,
-# rows of 3,072 would be 30% full (`tests/test_data.py`).
+# rows of 3,072 would be 30% full (`tests/test_data.py`). (In section 6, rows with one example were fuller than in this
+# picture, because there a row was only as long as the limit.)
 #
 # **Packing is the cheapest speed-up in this series.**
 #
@@ -385,6 +374,11 @@ print(f"wrote {helpers.run_dir('data')}")
 
 # %% [markdown]
 # **03 checks these hashes before it trains on a single row.**
+#
+# ## Recap
+# - A training row is the prompt that the server will send, then the answer, then `<turn|>`. Only the last two are trained.
+# - A wrong mask or a leaked exam raises no error, so look at the tokens and compare the prompts.
+# - Drop what's too long, hold out by prompt, and pack what's left.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -448,3 +442,4 @@ print(f"wrote {helpers.run_dir('data')}")
 # </details>
 #
 # Next: [03 · LoRA on Gemma 4: every matrix, every token, every bit](03_train.ipynb), on these rows.
+# (If JAX is new to you, read [14 · JAX in ten minutes](14_jax.ipynb) first.)

@@ -24,7 +24,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in `gs://` |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: eight to twelve minutes on two CPU cores (measured). 31b: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8, with the download (its steps are predicted, the rest is assumed; [08](08_dryrun.ipynb), section 8) |
+# | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
 
 # %% [markdown]
 # ## Before we start
@@ -76,7 +76,6 @@ from flax import nnx
 
 from helpers import (
     answers, gemma, pictures, programs, quantized, records, style, train)
-from tables import architecture
 from tables.stored import settings_here
 
 # %% [markdown]
@@ -123,15 +122,16 @@ shapes = programs.abstract(config, cfg, mesh)
 # %% [markdown]
 # Now count. Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. In
 # *full* layers tokens look back at all of them, and the heads have other shapes. (Attention runs several times side by
-# side, and each run is a *head*. Tunix names modules after the einsum that they compute, as in `torch.einsum`.)
+# side, and each run is a *head*. Tunix names attention's modules after the einsum that they compute, as in
+# `torch.einsum`.) In the tiny model there are 16 query heads, and the rank is 16, too. So `(16, 32, 16)` stands for heads,
+# numbers of a head, rank.
 
 # %%
 modules = gemma.adapted_modules(shapes)
 trainable = sum(pair["a"].size + pair["b"].size for pair in modules.values())
 frozen_numbers = quantized.parameters_of(shapes) - trainable
-share = pictures.adapter_share(architecture.read_config("data/configs/gemma4_31b.json"), 64)
 print(f"{trainable:,} numbers to train, {trainable / frozen_numbers:.1%} of this base's "
-      f"{frozen_numbers:,}; in the 31B with rank 64 it's {share:.1%}")
+      f"{frozen_numbers:,}")
 pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
@@ -144,13 +144,14 @@ pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="inde
 #
 # </details>
 #
-# **Only A and B are trained. The larger the matrices, the smaller their share.**
+# **Only A and B are trained. The larger the matrices, the smaller their share: in the 31B it's 1.5% with rank 64.**
 #
 # ## 2. One batch
 # **What goes into one step?** Rows of notebook 02, with their `loss_mask`, `segment_ids` (which example a token belongs
-# to) and `positions`. Not all rows of a step may fit into memory together, so we cut them into *micro-batches* and
-# add up the gradients. A mesh has two axes, and the first one, `fsdp`, counts the groups of chips that compute different
-# rows. So a micro-batch has `fsdp` times `rows_per_device` rows. (Grain shuffles the rows and feeds them.)
+# to) and `positions`. A step's rows may not all fit into memory at once, so we cut them into *micro-batches* and add up
+# the gradients. A mesh has two axes, `fsdp` and `tp` (section 4). The first counts groups of chips that compute different
+# rows, and the second counts the chips of a group, which work on the same rows. So a micro-batch has `fsdp` times
+# `rows_per_device` rows. (Grain shuffles the rows and feeds them.)
 
 # %%
 fsdp, tp = mesh.devices.shape
@@ -170,7 +171,8 @@ helpers.show_source(train.packed_mask)
 
 # %% [markdown]
 # Here's what it says of the batch's first row. In the upper picture each line is a token, and the colored columns are the
-# tokens that it may look at in a full layer. (In a sliding layer the triangle is a band along its long side.)
+# tokens that it may look at in a full layer. (In a sliding layer the triangle is a band along its long side. Padding looks
+# at padding, which harms nobody, and the picture leaves it white.)
 
 # %%
 first = jax.tree.map(lambda array: array[0, 0], batch)
@@ -197,10 +199,10 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # </details>
 #
-# In PyTorch you'd pick those positions with `hidden[loss_mask]`. How many that gives is known only when the program
-# runs, but a compiled program has fixed shapes. So `token_losses` calls `top_k` on the mask's 0s and 1s. It always lists
-# K positions, those of the 1s first, and the loss of the others is multiplied by 0. K is the `capacity`: no row has
-# more trained tokens.
+# In PyTorch you'd pick those positions with `hidden[loss_mask]`. But you only know how many there are once the program
+# runs, and a compiled program has fixed shapes. So `token_losses` calls `top_k` on the mask's 0s and 1s, which always
+# lists K positions and puts the 1s first. If a row has fewer than K trained tokens, the loss of the remaining positions
+# is multiplied by 0. K, the `capacity`, is enough for the row with the most trained tokens.
 
 # %%
 capacity = train.capacity_of(train_rows, val_rows)
@@ -209,10 +211,10 @@ print(f"at most {capacity} (a multiple of 128) of a row's {length} tokens are tr
 style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
 
 # %% [markdown]
-# **What does a gradient do to the adapters?** The optimizer says it. We take Optax's AdamW, which is Adam that also pulls
-# the adapters toward zero a little. It keeps two running averages for every trained number, its *moments*, and each step
-# multiplies the second one by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink. That's why A
-# and B are float32, whatever the base is.
+# **What does a gradient do to the adapters?** That's up to the optimizer. We use Optax's AdamW: Adam, which also pulls the
+# adapters toward zero a little. It keeps two running averages for every trained number, its *moments*, and each step
+# multiplies the second one by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink. Optax keeps
+# the moments in the type of the numbers that they belong to. That's why A and B are float32, whatever the base is.
 
 # %%
 rows_per_step = micro_batches * micro_rows
@@ -228,10 +230,12 @@ print(train.steps_in_words(cfg, steps))
 helpers.show_source(train.make_train_step)
 
 # %% [markdown]
-# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, goes over the micro-batches, so the
-# memory hardly depends on their number. At the end AdamW changes the adapters. The step reads the frozen weights and
+# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, takes the micro-batches one by one, so
+# only one micro-batch's activations are in memory at a time. (The loop itself can cost memory, too:
+# [08](08_dryrun.ipynb), section 3.) At the end AdamW changes the adapters. The step reads the frozen weights and
 # doesn't return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use Tunix's trainer.)
-# Attention is ours, too: it takes `attention_block` queries at a time, and skips keys that none of them may see.
+# We also wrote attention ourselves: it takes `attention_block` queries at a time, and skips keys that none of them may
+# see.
 #
 # Compiling takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing* comes
 # first: JAX runs the Python function once, on shapes, and writes down every operation.)
@@ -246,13 +250,15 @@ ahead = train.compile_ahead(lowered)
 # **A step is one compiled program. It needs shapes to be compiled, and weights only to run.**
 #
 # ## 4. Which chip holds which part?
-# While the compiler works: **what does it have to know about your chips?** The 31B's weights take 58 GiB, and a v5e chip
-# has 15.75 GiB, so several chips share each W. How they do that depends on the mesh and its two axes:
+# While the compiler works: **what does it have to know about your chips?** The 31B's weights take 57 GiB without the part
+# that reads images, and a v5e chip has 15.75 GiB, so several chips share each W. How they do that depends on the mesh
+# and its two axes:
 #
 # - Along `fsdp` (fully sharded data parallelism) each chip computes different rows of the batch. It only *stores* a
-#   piece of W, and an *all-gather* brings it the others when W is used.
-# - Along `tp` (tensor parallelism) each chip computes with its own piece of W alone: some of the attention heads, and
+#   piece of W, and an *all-gather* brings it the other pieces when W is needed.
+# - Along `tp` (tensor parallelism) each chip computes with only its own piece of W: some of the attention heads, and
 #   some columns of the MLP. A *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
+#   Before the next matrix, an all-gather puts the parts together again.
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
@@ -268,9 +274,10 @@ held_by = programs.by_mesh(tiny, train.Settings(rank=16))
 pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
-# The base is cut along both axes, so a device holds the same share of it on any mesh. But of an adapter's two matrices,
-# one is cut along `fsdp` only and the other along `tp` only. So with `tp=1` every device holds the second one whole. (On
-# four chips, the 31B's base takes 14.3 GiB of each with any mesh. Rank-64 adapters take 805 MiB with (1, 4), 901 MiB
+# The base is cut along both axes, so a device holds the same share of it on any mesh. But an adapter's two matrices are
+# each cut along one axis only: along `tp` the one that touches heads or MLP columns, and along `fsdp` the other. The first
+# is nearly always the larger one. So adapters take the most memory where every device holds that one whole, with `tp=1`.
+# (On four chips, the 31B's base takes 14.3 GiB of each with any mesh. Rank-64 adapters take 805 MiB with (1, 4), 901 MiB
 # with (2, 2) and 1.41 GiB with (4, 1).)
 #
 # **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
@@ -330,10 +337,11 @@ held = train.memory_of(compiled, state, frozen)
 pictures.memory_table(held)
 
 # %% [markdown]
-# If a step doesn't fit, `remat` (rematerialization) helps: it keeps fewer activations, and computes the others again.
+# If a step doesn't fit, the temporaries are what you can shrink. They grow with `rows_per_device`, and `remat`
+# (rematerialization) keeps fewer activations and recomputes the rest.
 #
-# What belongs to the run besides its step? Every `validate_every` steps, `validate` computes the loss of rows that are
-# never trained. The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
+# What else does a run need? Every `validate_every` steps, `validate` computes the loss of rows that are never trained.
+# The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
@@ -347,8 +355,8 @@ run = train.Run(
 
 # %% [markdown]
 # Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
-# gradient, taken as one vector. One longer than `max_grad_norm` is *clipped* to that length. `real tok/s` leaves out the
-# padding.
+# gradient, taken as one vector. A gradient longer than `max_grad_norm` is *clipped* to that length. `real tok/s` leaves
+# out the padding.
 
 # %%
 with mesh, train.within_memory():
@@ -368,8 +376,7 @@ train.write_machine(
     micro_batches=micro_batches, micro_rows=micro_rows, sequence_length=length, remat=cfg.remat)
 
 # %% [markdown]
-# Here's the whole run. The loss is in *nats*, the unit that comes with natural logarithms. A model that guesses blindly
-# among n tokens has a loss of ln n nats.
+# Here's the whole run. The loss is in *nats*, the unit that comes with natural logarithms.
 
 # %% tags=["raises-exception"]
 style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
@@ -377,9 +384,9 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# The heights of the two curves mean little: in the first epoch the training rows are unseen, too, when their loss is
-# measured, and the few held-out rows may be easier. What counts is where they go. **What does it mean if the held-out loss
-# rises while the training loss still falls?**
+# The heights of the two curves mean little: in the first epoch, the model hasn't seen the training rows either when their
+# loss is measured, and the few held-out rows may be easier. What counts is which way they're heading. **What does it mean
+# if the held-out loss rises while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
 #
@@ -396,14 +403,20 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 # %% tags=["raises-exception"]
 with helpers.phase(f"{len(chats)} answers of the tuned model"):
     after = answers.ask(model, tokenizer, chats, cfg.answer_tokens, mesh, meta.thinking)
-records.Answers(chats[0], cfg.answer_tokens, before[0], after[0]).save()  # 04 asks it again
 style.side_by_side({"base": before[0], "tuned": after[0]}, counter)
+
+# %% [markdown]
+# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. For the held-out modules we have the dataset's own
+# answers. **How many did the tuned model write to the letter?**
+
+# %% tags=["raises-exception"]
+records.Answers(chats[0], cfg.answer_tokens, before[0], after[0]).save()  # 04 asks the first again
 same = sum(new.strip() == sample.answer.strip() for new, sample in zip(after[1:], samples))
 print(f"{same} of {len(samples)} held-out answers match the dataset's to the letter")
 
 # %% [markdown]
-# Is it a counter? In [07](07_eval.ipynb) a simulator decides that. (Matching the dataset to the letter is less of a test
-# than it seems, because most tiny modules have only one natural form.)
+# (Matching the dataset to the letter is less of a test than it seems, because most tiny modules have only one natural
+# form.)
 #
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
@@ -423,9 +436,9 @@ again = earlier = None  # frees their arrays
 
 # %% [markdown]
 # "As before" means the same number, to the last bit, because the checkpoint has everything that changes, and the same
-# program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.)
-# [Tests](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) kill a run for real, and compare an
-# optimizer step with PyTorch's.
+# program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.) This cell compares losses.
+# [Tests](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) kill a run for real and compare its
+# matrices, too. Another one compares an optimizer step with PyTorch's.
 #
 # **An interrupted run loses nothing but time.**
 #
@@ -456,8 +469,8 @@ again = earlier = None  # frees their arrays
 # <details><summary>Solution</summary>
 #
 # With (4, 1) weights are gathered, and with (1, 4) activations instead. Thin matrices of the adapters, such as (160, 16),
-# travel in both. (The tiny model on four simulated devices. A CPU has no reduce-scatter. It adds up
-# with *all-reduce*, which leaves the whole sum on every device.)
+# travel in both. (That's the tiny model on four simulated devices. On a CPU the compiler adds up with *all-reduce*
+# instead of a reduce-scatter, which leaves the whole sum on every device.)
 #
 # </details>
 #
@@ -478,13 +491,13 @@ again = earlier = None  # frees their arrays
 #         print(f"without {half}: {evaluate(without(half), frozen, held_out):.4f}")
 # ```
 #
-# The half whose absence costs more does more of the work. (The two losses don't add up to anything, because each half
-# was trained to rely on the other.)
+# The half whose absence costs more does more of the work. In our tiny run it's the MLP, by far. (The two losses don't add
+# up to anything, because each half was trained to rely on the other.)
 #
 # </details>
 #
-# 3. Break it on purpose: go back to section 8's checkpoint as somebody who has changed the learning rate meanwhile. What
-#    do you expect?
+# 3. Break it on purpose: go back to the newest checkpoint as somebody who has changed the learning rate meanwhile. What do
+#    you expect?
 #
 # ```python
 # with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, steps) as on_disk:

@@ -21,7 +21,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | A CPU. No model is held in memory; the 31B wants room for 125 GB of files, base and result |
+# | **Needs** | A CPU. Merging holds no model in memory (only the tiny one is loaded at the end, and asked); the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` (four bits a weight) if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB), or fifteen and more if 03 stored the base as int8; no chip is used, so the TPU may already be given back |
@@ -137,8 +137,9 @@ print(f"rounding moved the matrix by {rounding:.3%} of its norm; the outputs dif
 np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 
 # %% [markdown]
-# By as much as rounding moved the matrix. An output sums up many products, and with random inputs the errors in that
-# sum grow just as fast as the sum. So it's a sharp test: a wrong scale would be far off.
+# By as much as rounding moved the matrix. Each output adds up many products. With random inputs,
+# their rounding errors add up in the same way as the products do, so the share of the error stays the same. That makes
+# it a sharp test: a wrong scale would be far off.
 #
 # **That's a complete merge, and it's right.** Two problems are left. Attention's adapters don't have the plain shapes
 # `[in, r]` and `[r, out]` (section 2). And 62 GB have to be merged on a small machine, without forgetting a matrix
@@ -153,7 +154,8 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 #
 # Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t`
 # tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or
-# values. Letters that are missing after the arrow are summed over.
+# values. Letters that are missing after the arrow are summed over. (Where a kind occurs in both kinds of layers, you see
+# the last layer, a full one, whose heads are twice as wide as those that you saw above. And here `r` and `N` happen to be 16 both.)
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -173,6 +175,11 @@ style.folded("the other kinds", table[~is_shown])
 
 # %%
 helpers.show_source(architecture.Module.factors)
+
+# %% [markdown]
+# **Do the plain pairs compute what training computed?** We send random inputs through `kv_einsum`'s adapter both ways:
+
+# %%
 pair = kinds["kv_einsum"]
 (key_a, key_b), (value_a, value_b) = pair.factors(*adapters[pair.path]).values()
 x = np.random.default_rng(0).normal(size=(3, len(key_a)))
@@ -229,8 +236,8 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 
 # %% [markdown]
 # `adapter/` holds the same fine-tune in two gigabytes (at 31B), in the format of
-# [PEFT](https://github.com/huggingface/peft). (Served alone, it runs on the *unrounded* base, so after int8 training its
-# answers can differ from the merged model's.)
+# [PEFT](https://github.com/huggingface/peft). (Served beside a base, without merging, it runs on the *unrounded*
+# one, so after int8 training its answers can differ from the merged model's.)
 #
 # **Some layers have no `v_proj`. Why do we save an adapter for one anyway?**
 #
@@ -270,11 +277,13 @@ pictures.heat_map(norms)
 
 # %%
 runs = pictures.read_scales()
-style.finish(pictures.draw_scales(runs), "04_scale", "data/scales: tiny, greedy answers, measured")
+style.finish(pictures.draw_scales(runs), "04_scale",
+             "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
-# The gray band is a rough yardstick for luck: if each problem were a coin flip with this chance of passing, two counts
-# in three would land in it. So don't read much into a single point above or below.
+# At half strength fewer problems pass, and at one and a half times, too. In between, nothing changes that luck couldn't
+# explain. (The gray band is a rough yardstick for luck: if every problem passed with the same
+# chance as at scale 1, two runs in three would end inside it. So a point just outside of it means little.)
 #
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #
@@ -323,8 +332,8 @@ print(card)
 # ## 7. Extra: four bits
 # **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits
 # a weight they'd leave room (05, section 5, does the arithmetic). Four bits give only sixteen values, so every 32
-# neighbors in a row get a step size of their own. It's chosen so that the number farthest from zero becomes -8, and the
-# others are rounded to whole numbers from -8 to 7.
+# neighbors in a row get a step size of their own. It's chosen so that the number farthest from zero becomes -8 (if that
+# number is positive, the step is negative), and the others are rounded to whole numbers from -8 to 7.
 
 # %%
 if cfg.four_bits:
@@ -346,8 +355,9 @@ print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, fo
       f"bfloat16: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
 
 # %% [markdown]
-# A minus means that fewer answers pass in four bits. If the interval holds zero, these problems show no loss, but a small
-# one could hide, and a larger model may behave otherwise.
+# A minus means that fewer answers pass in four bits. In parentheses is a 95% interval: where the difference could
+# plausibly lie with other problems of this kind (07, section 8). If it holds zero, these problems show no loss, but a
+# small one could hide, and a larger model may behave otherwise.
 # ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve the folder,
 # and which base doesn't mind four bits.)
 #

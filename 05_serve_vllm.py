@@ -253,7 +253,8 @@ for name, layout in limits.layouts(config_31b, CHECKPOINT).items():
 held = [plan["requests of 16,384"] for plan in plans.values()]
 fig, ax = style.figure(7.5, 4)
 draw.memory(ax, plans, v6e.hbm, serve.SHARE)
-ax.set_title(f"Long requests at once: {held[0]} in bfloat16, {held[4]} all in fp8")
+ax.set_title(f"Eight v6e chips hold {held[0]} requests of 16,384 tokens,\n"
+             f"or {held[4]} with everything in fp8")
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]

@@ -195,7 +195,7 @@ measured = sweep(client, options, cfg, results_in)
 # Every measurement becomes one row of `results.csv`. Each latency has its *floor* beside it: the least time
 # that's physically possible (section 7). Below, each rate is one row, the median of its repeats. `delivered` says how
 # many requests per second were answered, and `in time` which share of them kept the objective. **p90** is the time
-# that nine requests in ten stayed below. A rate of `inf` means all at once.
+# that nine requests in ten stayed below.
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
@@ -299,11 +299,11 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 busy = results.while_it_keeps_up(table)
 times = (busy.ttft_p50_ms / busy.ttft_queue_floor_ms).groupby(busy.rate).median()
 fig, ax = style.figure(7, 3.8)
-draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms (log scale)", "ttft_queue_floor_ms",
-            "the floor")
+draw.curves(ax, table, "ttft_p50_ms", "median TTFT, ms", "ttft_queue_floor_ms", "the floor")
 ax.set_title(f"While it keeps up, TTFT is {results.two_digits(times.min())} to "
              f"{results.two_digits(times.max())} times its floor")
-style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats")
+style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
+             "each floor is of the prompts that were drawn")
 
 # %% [markdown]
 # Why isn't the floor flat? It counts the queue that even a perfect machine would have had with that run's random
@@ -341,7 +341,8 @@ fig, ax = style.figure(6.5, 4.2)
 draw.against_floors(ax, published)
 ax.set_title(f"{published.too_fast.sum()} of {len(published)} published points are impossible")
 style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's draft, about 1% "
-             "error;\nhollow: less than 1/1.2 of the floor; longest prompts counted as 7")
+             "error;\nhollow: more than 1.2 times too fast; of the longest prompts, 7 a point, "
+             "not 30 (10, section 6)")
 
 # %% [markdown]
 # A point on the dashed line would use the machine perfectly. The hollow points lie below it, most of them by far, and no
@@ -368,9 +369,9 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 runs = load.confirm(client, options, cfg, results_in, table)
 held = [run for run in runs if run.held]
 fig, ax = style.figure(7, 3.4)
-draw.promise(ax, table, runs)
-names = ",\n".join(f"{run.rate:g} requests/s ({load.in_words(run.regime)})" for run in held)
-ax.set_title(f"Promise {names}" if held else "No rate held: nothing can be promised")
+half = results.rows(measured, [milliseconds / 2 for milliseconds in cfg.slo])
+draw.promise(ax, table, runs, half)
+ax.set_title("\n".join(results.promises(held, table)) or "No rate held: nothing can be promised")
 style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of the repeats")
 
 # %% [markdown]

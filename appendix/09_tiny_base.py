@@ -360,7 +360,8 @@ stored = pd.read_csv(log_file if log_file.exists() else out / "pretrain_log.csv"
 checked = stored.dropna(subset="val_loss")
 fig, ax = style.figure(7.5, 3.8)
 ax.plot(stored.step, stored.loss, color=style.SKY, lw=1, label="stored run, each step")
-ax.plot(checked.step, checked.val_loss, "o", ms=4, color=style.ORANGE, label="its validation")
+ax.plot(checked.step, checked.val_loss, "D", ms=5, color=style.BLACK, mfc="white",
+        label="its validation")
 ax.plot(log.step, log.loss, ".", ms=6, color=style.RED, label="this run")
 begin, soon, end = stored.loss[0], *checked.val_loss.iloc[[0, -1]]
 ax.set(xscale="log", xlabel="step", ylabel="loss per token, nats", ylim=(0, None),

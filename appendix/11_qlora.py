@@ -66,17 +66,21 @@ import pandas as pd
 import qwix
 from flax import nnx
 
-from appendix import qlora_runs as lab
+from appendix import qlora_figures as figures, qlora_runs as lab
 from helpers import gemma, quantized, style, train
 from verilog import stats
 from tpu_time import fit
 
 # %%
-held, four_v5e = {}, (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
+held, fitting, compiled = {}, [], False
+four_v5e = (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
 for found in four_v5e:
     print(found)
     held[found.base_dtype] = found.parts
-    if not found.fits:
+    compiled = compiled or found.compiled
+    if found.fits:
+        fitting.append(found.base_dtype)
+    else:
         print(f"   missing: {found.total - found.limit:.1f} GiB on each chip")
 print(f"A v5e-4 costs {fit.price('v5e', 4):.2f} USD an hour, a v5p-8 {fit.price('v5p', 4):.2f}")
 
@@ -93,22 +97,23 @@ ax.invert_yaxis()
 ax.text(found.limit, 1.5, f" a program may use\n {found.limit:.2f} GiB of a chip", va="center",
         fontsize=9)
 fig.legend(loc="outside right center", fontsize=8)
-small = [name for name, parts in held.items() if sum(parts.values()) <= found.limit]
-ax.set(title=f"The 31B on four v5e chips: {' and '.join(small) or 'nothing'} would fit",
+ax.set(title=f"The 31B on four v5e chips: {' and '.join(fitting) or 'nothing'} would fit",
        xlabel="GiB of one chip")
-style.finish(fig, "11_answer",
-             "compiled where 08 has the step (temporaries: the other three), else estimated")
+how = "estimated; 08 hasn't compiled these steps yet"
+if compiled:
+    how = "compiled where 08 has the step (temporaries: the other three), else estimated"
+style.finish(fig, "11_answer", how)
 
 # %% [markdown]
-# Only the base's weights shrink. The adapters, their moments in the optimizer, and the activations stay as they
-# are. NF4, the half byte, leaves more room than int8, but you pay for it in time, because each weight has to be
-# unpacked before it's multiplied.
+# What shrinks is the base. Adapters, moments and gradients take the same room with each storage. (Activations and
+# logits may differ in the picture, because each bar is the best step that we know of, and the steps differ.)
 #
-# How sure is this? The TPU's compiler has built both quantized steps with one row in one micro-batch (13.0 GiB for
-# int8 and 10.0 for NF4). But 03 takes two rows a step, in two micro-batches, and that program isn't compiled yet. So
-# what you see is an estimate, and nobody has run either step.
+# How sure is this? The compiler surprised us. With a single row in a step, the int8 step takes 13.0 GiB and the NF4
+# step 10.0 (compiled). But 03 takes two rows a step. On four v5e chips these are two micro-batches in a loop, and with
+# the loop the int8 step takes 16.5 GiB (compiled): it no longer fits. So on these chips you'd set `rows_per_step=1`.
+# Half a byte should have room for the loop, but that's an estimate, and nobody has run any of these steps.
 #
-# **One byte a weight should be enough, and the chips cost less than a third of what a v5p-8 costs.**
+# **One byte a weight is enough for one row a step, and the chips cost less than a third of what a v5p-8 costs.**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
@@ -296,20 +301,7 @@ print(f"validation loss {validation:.3f}")
 # %%
 runs, loss, answers = lab.stored(lab.base_id())
 print(f"{len(runs)} runs, made on base {lab.base_id()}")
-fig, (left, right) = style.figure(10, 3.4, columns=2, width_ratios=[2, 1])
-looks = zip(style.CYCLE, ("-", "--", ":", "-."))  # curves that lie on each other stay visible
-for (color, line), (name, each) in zip(looks, loss.groupby("variant", sort=False)):
-    for number, (seed, one) in enumerate(each.groupby("seed")):
-        smooth = one.loss.rolling(6, min_periods=1, center=True).mean()
-        left.plot(one.step, smooth, line, color=color, label="" if number else name)
-    last = runs[runs.variant == name].val_loss
-    right.plot([name] * len(last), last, "o", color=color)
-left.set(title="Training loss", xlabel="step", ylabel="nats per token", yscale="log")
-left.legend()
-right.set(title="Validation loss at the end", ylim=(0, 1.25 * runs.val_loss.max()))
-right.margins(x=0.2)
-right.tick_params(axis="x", rotation=20)
-style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measured")
+figures.draw_losses(runs, loss)
 
 # %% [markdown]
 # The losses hardly differ, but what counts is whether the answers pass. For each problem we sampled three answers
@@ -318,23 +310,10 @@ style.finish(fig, "11_loss", "data/qlora: the tiny base on one CPU device, measu
 
 # %%
 table = lab.differences(answers)
-table.astype(float).round(3)
+style.folded("the differences as numbers", lab.in_points(table))
 
 # %%
-fig, axes = style.figure(10, 2.8, columns=2, sharex=True, sharey=True)
-for (plan, name), row in table.iterrows():
-    ax = axes[int(plan == "greedy")]
-    dots = lab.gaps(answers, name, plan=plan).mean()
-    ax.plot(dots, [name] * len(dots), "o", color=style.BLUE, alpha=0.6)
-    ax.hlines(name, row["problems from"], row["problems to"], style.GRAY, lw=9, alpha=0.4, zorder=1)
-    ax.hlines(name, row["seeds from"], row["seeds to"], style.BLACK, lw=1, zorder=1)
-for ax, title in zip(axes, ("Sampled answers", "Greedy answers")):
-    ax.axvline(0, color=style.BLACK, lw=1, ls=":")
-    ax.set(title=title, xlabel="pass@1 minus that of bfloat16, paired")
-axes[0].margins(y=0.2)
-axes[0].invert_yaxis()
-style.finish(fig, "11_quality", "data/qlora, measured; dot: a seed; 95% over problems "
-             "(gray), over seeds (line; none where all seeds agree)")
+figures.draw_quality(answers, table)
 
 # %%
 for (plan, name), row in table.iterrows():
@@ -365,8 +344,9 @@ for (plan, name), row in table.iterrows():
 #
 # ## 8. What it buys
 # **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
-# fits. That's a compiled step that leaves a tenth of the chip free, if there is one. Otherwise it's the estimated
-# step that recomputes least, with the longest rows. Hours and dollars are for the published 10,000 examples of 922
+# fits. That's a compiled step if there is one. Otherwise it's the estimated step that recomputes least, with the
+# longest rows. (An estimate has to leave a tenth of the chip free, and three tenths if the step has several
+# micro-batches, because no estimate knows what the loop over them costs.) Hours and dollars are for the published 10,000 examples of 922
 # tokens, with loading, compiling and saving. They stand only where we could predict the time from a compiled program
 # ([08](08_dryrun.ipynb)).
 
@@ -378,13 +358,15 @@ for model, kind, chips in (("31b", "v5e", 4), ("31b", "v6e", 4), ("31b", "v5e", 
     for dtype in quantized.BASE_DTYPES:
         found = fit.best_fit(kind, chips, model, dtype)
         cost = fit.run_cost(found, 10_000 * 922, fit.price(kind, chips))
-        rows.append({"slice": found.slice, "model": model, "base": dtype, "fits": found.fits,
-                     "rows": f"{found.rows} x {found.row_length:,}", "GiB": found.total,
-                     "of": found.limit, "known": "compiled" if found.compiled else "estimated",
+        needed, how = fit.needed(found)
+        rows.append({"slice": found.slice, "model": model, "base": dtype,
+                     "fits": "yes" if found.fits else "no",
+                     "rows": f"{found.rows} x {found.row_length:,}", "GiB": needed,
+                     "of GiB": found.limit, "how we know": how,
                      "hours": cost["hours_text"] if found.fits and found.speed else None,
                      "USD": cost["dollars_text"] if found.fits and found.speed else None})
 table = pd.DataFrame(rows).set_index(["model", "slice", "base"])
-table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
+table.style.format({"GiB": "{:.1f}", "of GiB": "{:.2f}"}, na_rep="-")
 
 # %% [markdown]
 # - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which
@@ -393,14 +375,16 @@ table.style.format({"GiB": "{:.1f}", "of": "{:.2f}"}, na_rep="-")
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
-#   it doesn't leave the tenth free that this table asks for. The E4B does need it. A v6e-1 has twice the memory.
+#   it doesn't leave the tenth free that we'd like to see. The E4B (the next larger one) doesn't fit with any
+#   storage, by our estimate. A v6e-1 has twice the memory.
 #
 # **Quantize if the base doesn't fit. If it fits, storage alone saves no time.**
 #
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
-# - In 03, set `base_dtype="int8"` (or `"nf4"`), `remat="DECODER"` and `rows_per_device=1`.
+# - In 03, set `base_dtype="int8"`, `remat="DECODER"`, `rows_per_device=1` and `rows_per_step=1`: exactly that step is
+#   compiled and fits. Its batch is half of 03's, so the recipe is another one.
 # - Loading takes 62 GB of the host's memory, and about 10 more while it stacks queries, keys and values. So keep
 #   the files on a disk and not in `/dev/shm`, which is memory, too.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.

@@ -103,7 +103,7 @@ answers = bench.sample(bench.start, bench.problems[:plan.prompts], jax.random.ke
 verdicts = pd.DataFrame(bench.judge.of(answers))
 prompt_of = np.arange(len(answers)) // plan.answers
 shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
-(100 * shown).astype(int).rename_axis("problem")
+(100 * shown).astype(int).rename_axis("problem").rename(columns="{}, %".format)
 
 # %% [markdown]
 # Each number is a percentage of a problem's four answers. `verilog` is what passes our judge, and `renamed` is what's
@@ -266,7 +266,7 @@ greedy = shares.drop("start").greedy - shares.greedy["start"]
 end = "greedy ones gain, too" if greedy.max() > 0 else "no arm's greedy ones gain"
 fig, ax = style.figure(7, 3.8)
 rl_figures.draw_held_out(ax, shares)
-ax.set_title(f"Sampled answers gain up to {100 * best:.0f} points;\n{end}")
+ax.set_title(f"Sampled answers gain up to {100 * best:.1f} points;\n{end}")
 style.finish(fig, "13_gains", "data/rl, means of three seeds; bars: 95% over the 38 problems")
 
 rl_figures.gains_table(passes, lab.COMPARED)
@@ -285,7 +285,7 @@ rl_figures.gains_table(passes, lab.COMPARED)
 # at temperature 1 (where answers stray further, so the start passes less often than above).
 
 # %%
-titles = {"reward": "More answers pass", "renamed": "The wrong module name dies out"}
+titles = {"reward": "pass", "renamed": "have the wrong name"}
 fig, axes = style.figure(7, 5, rows=2, sharex=True)
 for ax, (column, title) in zip(axes, titles.items(), strict=True):
     rl_figures.draw_beside_start(ax, runs, column, title)
@@ -356,7 +356,7 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # stored, so we can't say how much each has gained.) But don't count on it: that judge pays for any wrong module that
 # compiles.
 #
-# <details><summary><b>You only see the orange curve of the first panel. How would you notice?</b></summary>
+# <details><summary><b>You only see what the judge pays (the solid line of the first panel). How would you notice?</b></summary>
 #
 # Read some answers. Watch how long they are, and whether they repeat. And have a sample judged by a judge that
 # doesn't train the model.

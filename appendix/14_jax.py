@@ -152,6 +152,11 @@ def summed_loss(pair, x, mask):
     return jnp.sum(losses * mask)
 
 
+# %% [markdown]
+# The loop below carries three sums: of losses, of tokens and of gradients. Only to compare, it also adds up the means.
+
+
+# %%
 @jax.jit
 def both_ways(pair, batch, mask):
     def add_micro_batch(total, rows):
@@ -186,6 +191,11 @@ mesh = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.devices()[:4])
 kernel = jax.device_put(W, NamedSharding(mesh, P("fsdp", "tp")))
 print(f"{kernel.shape}; a device holds {kernel.sharding.shard_shape(kernel.shape)}")
 jax.debug.visualize_array_sharding(kernel, use_color=False, scale=0.5)
+
+# %% [markdown]
+# **And if you multiply two such arrays, how is the result cut?** The rows of `x` are cut along `fsdp`:
+
+# %%
 rows = jax.device_put(x, NamedSharding(mesh, P("fsdp")))
 product = jax.jit(jnp.dot)(rows, kernel)
 print(f"rows @ kernel: {product.shape}, {product.sharding.spec}, and nobody asked for that")
@@ -248,7 +258,7 @@ print(f"called as a function of its trees, and as it is: at most {difference:.1g
 # ## 6. What does a step return?
 # **A step reads the frozen weights. What happens if it returns them, too?** Outputs are new arrays, so the device
 # holds the weights twice. That doesn't happen to the adapters, because `donate_argnums` lets the new ones take over the
-# old ones' memory. The compiler knows before anything runs:
+# old ones' memory. Here's a step, and one that returns the frozen weights, too:
 
 # %%
 rule = optax.adamw(1e-3)
@@ -267,6 +277,10 @@ def whole_step(adapters, opt_state, frozen, x):
     return *train_step(adapters, opt_state, frozen, x), frozen
 
 
+# %% [markdown]
+# The compiler knows the difference before anything runs:
+
+# %%
 opt_state = rule.init(adapters)
 for name, step in (("returns what changed", train_step), ("returns the whole model", whole_step)):
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(adapters, opt_state, frozen, x).compile()
@@ -275,8 +289,9 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
     print(f"{name}: {fresh:,} bytes of fresh outputs")
 
 # %% [markdown]
-# The difference is the matrix and its bias, at four bytes a number (and a few bytes of bookkeeping). For the 31B it
-# would be 14.6 GiB on each of four chips (compiled, [08](08_dryrun.ipynb)).
+# The difference is the matrix and its bias, at four bytes a number (and a few bytes of bookkeeping). For the 31B it's
+# about as much as the base itself: 14.6 GiB on each of four chips in the program of the published recipe, which does
+# return it (compiled, [08](08_dryrun.ipynb)). The base's numbers add up to 14.3 (03).
 #
 # ### Why not Tunix's trainer?
 # Tunix, the library that brings Gemma 4, also has a trainer, `PeftTrainer`, with a loop, a loss, accumulation and

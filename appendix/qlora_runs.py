@@ -235,6 +235,13 @@ def seed_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     return mean, float(low), float(high)
 
 
+def in_points(table: pd.DataFrame) -> pd.DataFrame:
+    """`differences` as text, in points, with an en dash for what's unknown."""
+    shown = (100 * table.drop(columns=["seeds", "p"])).astype(float)
+    text = shown.map(lambda value: "–" if np.isnan(value) else f"{value:+.1f}")
+    return text.rename_axis(["answers", "base"]).reset_index()
+
+
 def differences(table: pd.DataFrame,
                 plans: Sequence[str] = ("drawn", "greedy")) -> pd.DataFrame:
     """Every variant against bfloat16, with what is known over problems and over seeds.

@@ -24,6 +24,11 @@ NAMES = {"start": "the start",
          "compiles": "for compiling"}
 
 
+def smoothed(values: pd.Series) -> pd.Series:
+    """Means of five steps around each step, of fewer at the ends."""
+    return values.rolling(5, center=True, min_periods=3).mean()
+
+
 def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, color: str,
                label: str | None = None, line: str = "-") -> None:
     """Draw a column of an arm's runs: each step thin, the mean of five steps thick.
@@ -35,18 +40,25 @@ def draw_steps(ax: Axes, table: pd.DataFrame, arm: str, column: str, color: str,
       color, label, line: how.
     """
     values = lab.by_step(table, arm, column)
-    smooth = values.rolling(5, center=True, min_periods=3).mean()
+    smooth = smoothed(values)
     ax.plot(values.index, values, color=color, lw=0.8, alpha=0.5)
     ax.plot(smooth.index, smooth, line, color=color, lw=2.2, label=label)
     ax.xaxis.get_major_locator().set_params(integer=True)
 
 
 def draw_beside_start(ax: Axes, table: pd.DataFrame, column: str, title: str) -> None:
-    """REINFORCE's steps beside the start's on the same problems; the title says both ends."""
+    """REINFORCE beside the start on the same problems; the title says where the thick lines end.
+
+    Args:
+      ax, table, column: as for `draw_steps`.
+      title: what these answers do, for the title.
+    """
     draw_steps(ax, table, "reinforce", column, style.BLUE, "REINFORCE")
     draw_steps(ax, table, "rejection", column, style.GRAY, "the start, same problems")
-    first, last = lab.by_step(table, "reinforce", column).iloc[[0, -1]]
-    ax.set(title=f"{title}: {first:.0%} at step 1, {last:.0%} at the last", ylim=(0, None))
+    last = smoothed(lab.by_step(table, "reinforce", column)).iloc[-1]
+    start = smoothed(lab.by_step(table, "rejection", column)).iloc[-1]
+    ax.set(title=f"At the end, {last:.0%} {title}; the start, asked the same: {start:.0%}",
+           ylim=(0, None))
 
 
 def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
@@ -61,10 +73,10 @@ def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
         color = style.GRAY if arm == "start" else style.BLUE
         ends = [[row.sampled - row.low], [row.high - row.sampled]]
         ax.errorbar(row.sampled, place, xerr=ends, fmt="o", color=color, capsize=4, lw=2)
-        ax.plot(row.greedy, place, "o", color=color, mfc="white", mew=2)
-        values = {f"{row.sampled:.0f}": row.sampled, f"{row.greedy:.0f}": row.greedy}
-        for text, value in values.items():  # one text where both are the same number
-            ax.annotate(text, (value, place - 0.2), ha="center")
+        ax.plot(row.greedy, place + 0.2, "o", color=color, mfc="white", mew=2)
+        ax.annotate(f"{row.sampled:.1f}", (row.sampled, place - 0.16), ha="center")
+        ax.annotate(f"{row.greedy:.1f}", (row.greedy, place + 0.2), xytext=(8, 0),
+                    textcoords="offset points", va="center")
     if "start" in percent.index:
         start = percent.loc["start"]
         ax.axvline(start.sampled, color=style.GRAY, lw=1)
@@ -108,4 +120,5 @@ def gains_table(passes: lab.Passed, arms: Sequence[str]) -> pd.DataFrame:
         table = lab.gains(passes, arms, k)
         gained[f"pass@{k} over the start"] = table.apply(as_percent, axis=1)
         gained[f"p, pass@{k}"] = table.p.map("{:.1g}".format)
-    return pd.DataFrame(gained)
+    names = {arm: NAMES[arm].replace("\n", " ") for arm in arms}
+    return pd.DataFrame(gained).rename(index=names)

@@ -16,24 +16,18 @@ from helpers import style
 from tpu_time import bands, report
 from tpu_time.clock import Prediction
 
-COLORS = {  # of `parts.PARTS`
+REST, WAITS = "the rest", "waits"
+COLORS = {  # few enough to tell apart
     "MLP": style.BLUE,
-    "output matrix": style.SKY,
     "projections": style.GREEN,
     "attention": style.ORANGE,
-    "LoRA": style.PURPLE,
-    "norms": style.YELLOW,
-    "conversions": style.GRAY,
-    "optimizer": style.BLACK,
-    "other": "#D0D0D0",
+    "LoRA": style.SKY,
+    REST: "#D0D0D0",
+    WAITS: "#8C2D04",
 }
-assert tuple(COLORS) == parts.PARTS
-WAITS = {"waits: reduce-scatter": "#8C2D04", "waits: all-gather": "#4A1500",
-         "waits: all-reduce": "#FDAE6B", "waits: collective-permute": "#FDD0A2",
-         "waits: all-to-all": "#FDD0A2", "waits: copy": "#FEE6CE"}
-WAITING = WAITS["waits: reduce-scatter"]  # where the kind of wait isn't told
+assert set(COLORS) - {REST, WAITS} < set(parts.PARTS)
 TICKS = (1, 2, 3, 4, 5, 6, 8, 10, 15)  # times the published recipe's predicted speed
-ALL = "all together"
+MINE = "03 as it is"
 
 
 def legend(fig: Figure, colors: Mapping[str, str]) -> None:
@@ -42,6 +36,15 @@ def legend(fig: Figure, colors: Mapping[str, str]) -> None:
     for color in colors.values():
         patches.append(plt.Rectangle((0, 0), 1, 1, color=color))
     fig.legend(patches, colors, loc="outside right", fontsize=8)
+
+
+def group_of(part: str) -> str:
+    """The key of `COLORS` for one of `parts.PARTS`, or for a wait of `steps.parts_of`."""
+    if part.startswith(WAITS):
+        return WAITS
+    if part in COLORS:
+        return part
+    return REST
 
 
 def place_labels(ax: Axes, labels: Sequence[str]) -> None:
@@ -53,13 +56,11 @@ def place_labels(ax: Axes, labels: Sequence[str]) -> None:
 def draw_trace(prediction: Prediction, name: str, title: str) -> None:
     """The lanes of a prediction: what the chip computes, what it waits for, what's on the links."""
     fig, ax = style.figure(11, 2.4)
-    parts_seen = set()
     for event in prediction.events:
+        group = group_of(event.part)
         if event.track == "wait":
-            color = WAITING
-        else:
-            color = COLORS.get(event.part, style.GRAY)
-            parts_seen.add(event.part)
+            group = WAITS
+        color = COLORS[group]
         lane, _ = report.TRACKS[event.track]
         start = 1e3 * event.start
         duration = 1e3 * event.seconds
@@ -72,44 +73,46 @@ def draw_trace(prediction: Prediction, name: str, title: str) -> None:
     ax.set(title=f"{title[0].upper()}{title[1:]}: the chip computes {busy:.0%} of the time",
            xlabel="ms")
     ax.grid(axis="y", visible=False)
-    shown = {part: color for part, color in COLORS.items() if part in parts_seen}
-    shown["waits for the links"] = WAITING
-    legend(fig, shown)
+    legend(fig, COLORS)
     style.finish(fig, name, "predicted from the compiled program (libtpu, no TPU)")
 
 
 def draw_road(road: Sequence[tuple[str, float, float]], told: float) -> None:
     """Factors of `steps.road` as bars on a logarithmic axis, from the published recipe's speed, 1.
 
-    The blue bar is all of them together, but for the last one: no measurement anchors a step with
-    int8 products, so its bar is hatched and stands below.
+    The blue bar is what 03 does. Below it stand two stretches that 03 doesn't go by itself: another
+    mesh, and int8 products, which no measurement checks, so their bar is hatched.
 
     Args:
-      road: (label, real tokens a second before, and after) of each stretch, int8 products last.
+      road: (label, real tokens a second before, and after) of each stretch, that mesh and int8
+        products last.
       told: real tokens a second that the recipe's authors measured.
     """
-    *anchored, beyond = road
-    fig, ax = style.figure(9, 1.4 + 0.7 * (len(road) + 1))
-    _, first, _ = anchored[0]
-    _, _, last = anchored[-1]
+    *mine, (mesh, before, after), (int8, start, end) = road
+    fig, ax = style.figure(9, 1.4 + 0.6 * (len(road) + 2))
+    _, first, _ = mine[0]
+    _, _, last = mine[-1]
     labels, factors = [], []
-    for place, (label, start, end) in enumerate(anchored):
-        color = style.GREEN if end > start else style.RED
-        _draw_stretch(ax, place, start, end, first, color)
+    for place, (label, begun, ended) in enumerate(mine):
+        color = style.GREEN if ended > begun else style.RED
+        _draw_stretch(ax, place, begun, ended, first, color)
         labels.append(label)
-        factors.append(end / start)
-    _draw_stretch(ax, len(anchored), first, last, first, style.BLUE)
-    label, start, end = beyond
-    _draw_stretch(ax, len(road), start, end, first, "white", hatch="///")
-    place_labels(ax, [*labels, ALL, f"{label} (no anchor)"])
+        factors.append(ended / begun)
+    below = len(mine)
+    _draw_stretch(ax, below, first, last, first, style.BLUE)
+    _draw_stretch(ax, below + 1, before, after, first, style.SKY)
+    _draw_stretch(ax, below + 2, first, after, first, style.SKY)
+    _draw_stretch(ax, below + 3, start, end, first, "white", hatch="///")
+    place_labels(ax, [*labels, MINE, mesh, f"03 on {mesh}",
+                      f"{int8}\n(nothing measured\nto check it)"])
 
     longest = labels[np.argmax(factors)]
     right_end = 1.4 * end / first
     ax.set(xscale="log", xlim=(0.9, right_end),
            xlabel=f"times our prediction for the published recipe: {first:,.0f} real tokens per "
-           f"second\n(its authors measured {told:,.0f})",
-           title=f"The longest stretch is {longest}: {max(factors):.1f} of "
-           f"{last / first:.1f} times")
+           f"second\n(its authors measured {told:,.0f}; log scale)",
+           title=f"The largest factor is {longest}, {max(factors):.1f}; "
+           f"{MINE} has {last / first:.1f}")
     ticks = [tick for tick in TICKS if tick < right_end]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
@@ -125,26 +128,22 @@ def _draw_stretch(ax: Axes, place: int, start: float, end: float, first: float,
     edge = style.GRAY if hatch else color
     ax.barh(-place, width, left=start / first, color=color, edgecolor=edge, hatch=hatch, height=0.6)
     right_end = (max(start, end) / first, -place)
-    ax.annotate(f"x {end / start:.2f}", right_end, xytext=(4, 0), textcoords="offset points",
+    ax.annotate(f"× {end / start:.2f}", right_end, xytext=(4, 0), textcoords="offset points",
                 va="center", fontsize=9)
 
 
 def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
-    """The time of two micro-steps or more, by part of the model, and their waits by collective."""
-    fig, ax = style.figure(11, 1.2 + 0.7 * len(predictions))
-    colors = COLORS | WAITS
-    order = list(colors)
-    large = set()  # parts that can be seen in some bar, for the legend
+    """The time of two micro-steps or more, by part of the model; waits are hatched."""
+    fig, ax = style.figure(9, 1.2 + 0.7 * len(predictions))
     labels = []
     for place, (recipe, prediction) in enumerate(predictions.items()):
-        seconds = steps.parts_of(recipe, prediction).groupby("part").seconds
-        sums = seconds.sum()
+        rows = steps.parts_of(recipe, prediction)
+        sums = rows.groupby(rows.part.map(group_of)).seconds.sum()
         left = 0.0
-        for part in sorted(sums.index, key=order.index):
-            if sums[part] > 0.005 * prediction.clock:
-                large.add(part)
-            ax.barh(-place, sums[part], left=left, color=colors[part], height=0.75)
-            left += sums[part]
+        for group, color in COLORS.items():
+            width = sums.get(group, 0.0)
+            _draw_part(ax, place, group, left, width, color)
+            left += width
         labels.append(f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)")
     place_labels(ax, labels)
     (first, slow), *_, (last, fast) = predictions.items()
@@ -153,37 +152,68 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
     ax.set(title=f"A micro-step of {last.recipe} takes {longer:.2f} times as long, "
            f"for {more_tokens:.1f} times the real tokens", xlabel="seconds")
     ax.grid(axis="y", visible=False)
-    legend(fig, {part: color for part, color in colors.items() if part in large})
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
 
 
-def draw_anchors(rows: pd.DataFrame) -> None:
-    """Predicted against measured time of data/anchors/anchors.csv, with bands of 10 and 25%.
+def _draw_part(
+        ax: Axes, place: int, group: str, left: float, width: float, color: str) -> None:
+    """One piece of a bar of `draw_parts`, with its name inside; waits are white, and hatched."""
+    fill, hatch, ink = color, "", "white"
+    if group == WAITS:
+        fill, hatch, ink = "white", "////", color
+    if group in ("attention", "LoRA", REST):
+        ink = style.BLACK
+    ax.barh(-place, width, left=left, color=fill, edgecolor=color, hatch=hatch, height=0.75)
+    box = {"facecolor": fill, "edgecolor": "none", "pad": 1.0}
+    ax.text(left + width / 2, -place, group, color=ink, fontsize=8, ha="center", va="center",
+            bbox=box)
 
-    Hollow points are shown but don't count (`bands.counts`), and the title leaves them out.
+
+def draw_anchors(rows: pd.DataFrame) -> None:
+    """Predicted over measured time of data/anchors/anchors.csv, with bands of 10 and 25%.
+
+    Whole training steps have their names beside them. Hollow points are shown but don't count
+    (`bands.counts`), and the title leaves them out.
     """
     rows = rows[rows.predicted_ms != ""]
     rows = rows.astype({"measured_ms": float, "predicted_ms": float})
-    fig, ax = style.figure(7, 5)
-    shortest, longest = rows.measured_ms.min(), rows.measured_ms.max()
-    ends = np.array([shortest / 2, longest * 2])
+    rows = rows.assign(ratio=rows.predicted_ms / rows.measured_ms)
+    fig, ax = style.figure(8, 4.4)
     for share, alpha in ((0.25, 0.15), (0.10, 0.3)):
-        low, high = ends * (1 - share), ends * (1 + share)
-        ax.fill_between(ends, low, high, color=style.GRAY, alpha=alpha, lw=0,
-                        label=f"within {share:.0%}")
-    ax.plot(ends, ends, color=style.BLACK, lw=1, label="equal")
+        ax.axhspan(1 - share, 1 + share, color=style.GRAY, alpha=alpha, lw=0,
+                   label=f"within {share:.0%}")
+    ax.axhline(1, color=style.BLACK, lw=1)
     colors = {"v5e": style.BLUE, "v5p": style.GREEN, "v6e": style.ORANGE}
     kinds = rows.slice.str.split("-").str[0]
     counted = np.array([bands.counts(row) for row in rows.astype(str).to_dict("records")])
     for kind, group in rows[counted].groupby(kinds):
         color = colors.get(kind, style.GRAY)
-        ax.scatter(group.measured_ms, group.predicted_ms, color=color, label=kind, zorder=3)
+        ax.scatter(group.measured_ms, group.ratio, color=color, label=kind, zorder=3)
     others = rows[~counted]
-    ax.scatter(others.measured_ms, others.predicted_ms, facecolors="none", edgecolors=style.GRAY,
+    ax.scatter(others.measured_ms, others.ratio, facecolors="none", edgecolors=style.GRAY,
                label="doesn't count", zorder=3)
-    miss = (rows.predicted_ms / rows.measured_ms - 1).abs()
+    _name_steps(ax, rows[rows.name.str.match("maxtext|tunix")])
+    miss = (rows.ratio - 1).abs()
     close = (miss[counted] <= 0.10).sum()
-    ax.set(xscale="log", yscale="log", xlabel="measured by others, ms", ylabel="predicted, ms",
-           title=f"{close} of {counted.sum()} programs that count are within 10%")
-    ax.legend(fontsize=8)
+    half = (miss[counted] <= 0.25).sum()
+    ax.set(xscale="log", yscale="log", xlabel="measured by others, ms (log scale)",
+           ylabel="predicted / measured (log scale)",
+           title=f"Of {counted.sum()} programs that count, {close} are within 10%, "
+                 f"{half} within 25%")
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 2)
+             if 0.9 * rows.ratio.min() < tick]
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.set(xlim=(None, 1e5), ylim=(None, 2))
+    ax.legend(fontsize=8, loc="lower right")
     style.finish(fig, "08_anchors", "measured: sources in data/anchors/anchors.csv")
+
+
+def _name_steps(ax: Axes, rows: pd.DataFrame) -> None:
+    """Names beside the dots of whole training steps, from the highest dot to the lowest."""
+    by_height = rows.sort_values("ratio", ascending=False)
+    for number, row in enumerate(by_height.itertuples()):
+        ax.annotate(row.name, (row.measured_ms, row.ratio), xytext=(14, 36 - 18 * number),
+                    textcoords="offset points", fontsize=8, va="center",
+                    arrowprops={"arrowstyle": "-", "color": style.GRAY, "lw": 0.7})

@@ -86,7 +86,7 @@ def read_rows(source: str) -> Any:
         rows += _rows_of(_content(path))
     if not rows:
         raise UserError(f"{source} holds no rows: it needs .jsonl or .jsonl.gz files with the "
-                        "columns of one of the forms in section 2 of 02.")
+                        "columns of one of the forms in docs/OWN_DATA.md.")
     return rows
 
 
@@ -815,25 +815,6 @@ def split(examples: Sequence[Row], places: Sequence[int], share: float) -> dict[
 
 
 # ── What 02 shows and leaves ──
-
-
-def in_short(messages: Sequence[Row], letters: int = 60) -> str:
-    """A chat on one line: who speaks, and how each message begins."""
-    parts = []
-    for message in messages:
-        text = " ".join((message.get("content") or "").split())
-        if len(text) > letters:
-            text = text[:letters] + "…"
-        parts.append(f"{message['role']}: {text}")
-    return " | ".join(parts)
-
-
-def understood(row: Any) -> str:
-    """How a row is read, on one line, or why it's dropped."""
-    example, problem = clean(row)
-    if example is None:
-        return f"(dropped: {problem})"
-    return in_short(as_messages(example, system=None))
 
 
 def running_example(chats: Sequence[list[Row]]) -> list[Row]:

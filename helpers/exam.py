@@ -177,10 +177,12 @@ def draw_board(
             greedy += [base, tuned]
         else:
             sampled.append(base)
-    sampled.sort(key=lambda scored: scored.interval[0])
+    sampled.sort(key=lambda scored: scored.interval[0], reverse=True)
     base_plan, tuned_plan = primary
     tuned = Scored("tuned", tuned_plan, best["second"])
-    scores = [*sampled, tuned, *greedy]
+    rival = Scored("base", base_plan, best["first"])
+    others = [scored for scored in sampled if scored.asked != base_plan]
+    scores = [tuned, rival, *others, *greedy]
 
     height = 3.4 + 0.4 * len(scores)
     fig, axes = style.figure(7, height, rows=2, height_ratios=(1.4, 1))
@@ -188,17 +190,20 @@ def draw_board(
     draw_scores(above, scores, ceiling)
     base_share, _, _ = best["first"]
     tuned_share, _, _ = best["second"]
-    above.set_title(f"pass@1: base asked well {base_share:.0%}, tuned {tuned_share:.0%}")
-    draw_differences(below, best, base_plan)
-    style.finish(fig, name, f"{source}. Bars and dotted lines: 95%")
+    how = "asked well"
+    if sampled[0].asked == base_plan:
+        how = "asked its best way"
+    above.set_title(f"Tuned {tuned_share:.0%}, the base {how} {base_share:.0%}")
+    draw_differences(below, best, base_plan, tuned_plan)
+    style.finish(fig, name, f"{source}. Bars and dotted lines: 95%; wordings: section 5")
 
 
 def draw_scores(ax: Axes, scores: Sequence[Scored], ceiling: float) -> None:
-    """A dot with its interval for each score, in percent, the first one at the bottom.
+    """A dot with its interval for each score, in percent; the first two are compared, so bold.
 
     Args:
       ax: where to draw.
-      scores: filled dots were sampled, hollow ones are greedy.
+      scores: from the top; filled dots were sampled, hollow ones, below a line, are greedy.
       ceiling: the share that can be won.
     """
     names = []
@@ -220,15 +225,19 @@ def draw_scores(ax: Axes, scores: Sequence[Scored], ceiling: float) -> None:
             capsize=4,
             lw=2,
         )
-        ax.annotate(f"{mean:.0f}", (mean, place + 0.22), ha="center")
+        ax.annotate(f"{mean:.0f}", (mean, place - 0.22), ha="center")
         names.append(f"{scored.model}, {scored.asked}")
     ax.axvline(100 * ceiling, color=style.RED, linestyle="--")
     places = range(len(names))
     ax.set_yticks(places, names)
+    for label in ax.get_yticklabels()[:2]:
+        label.set_fontweight("bold")
+    filled = sum(not scored.greedy for scored in scores)
+    ax.axhline(filled - 0.5, color=style.GRAY, lw=1)
     ax.set(
         xlabel="pass@1, %; dashed: the ceiling; hollow: greedy",
         xlim=(-6, 106),
-        ylim=(-0.5, len(names) - 0.2),
+        ylim=(len(names) - 0.5, -0.8),
     )
 
 
@@ -238,13 +247,14 @@ def _percents(shares: Interval) -> Interval:
     return 100 * mean, 100 * low, 100 * high
 
 
-def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
+def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str, tuned: str) -> None:
     """A bar for each problem: the tuned model's score minus the base's, and a dot where it's 0.
 
     Args:
       ax: where to draw.
       compared: from `verilog.compare`, base first.
       rival: how the base is asked.
+      tuned: how the tuned model is asked.
     """
     values = 100 * np.sort(compared["values"])
     better = values > 0
@@ -261,14 +271,15 @@ def draw_differences(ax: Axes, compared: Mapping[str, Any], rival: str) -> None:
     ax.axhline(low, color=style.BLACK, ls=":")
     ax.axhline(high, color=style.BLACK, ls=":")
 
-    counted = f"{better.sum()} better, {worse.sum()} worse, {equal.sum()} equal"
+    counted = (f"Tuned better on {better.sum()} problems, worse on {worse.sum()}, "
+               f"equal on {equal.sum()}:")
     on_average = f"{mean:+.1f} points on average ({low:+.1f} to {high:+.1f})"
     luck = _luck(low, high, compared["p"])
     ax.set(
         title=f"{counted}\n{on_average}{luck}",
         xlabel="problems, sorted",
         xticks=[],
-        ylabel=f"tuned minus base,\n{rival}, points",
+        ylabel=f"tuned ({tuned})\nminus base ({rival}),\npoints",
     )
 
 

@@ -87,14 +87,22 @@ def draw_both(tokenizer: Any, messages: list[dict]) -> Figure:
         "Ours": chat.render(tokenizer, messages),
     }
 
+    published_ids, published_mask = ways["The published way"]
+    should = np.array(_answer_places(published_ids, target))
+    late = np.logical_and(should, np.logical_not(published_mask)).sum()
+    too_many = np.logical_and(published_mask, ~should).sum()
+
     fig, axes = style.figure(7.74, 6, rows=2)
+    fig.suptitle(f"Counting lengths: {late} tokens too late, {too_many} too many",
+                 fontsize=11, fontweight="bold", x=0.01, ha="left")
     heights = []
     for ax, (name, row) in zip(axes, ways.items(), strict=True):
         lines, count = _draw_way(ax, tokenizer, row, target)
         heights.append(lines)
-        ax.set_title(f"{name}: {count} of {len(target)} answer tokens are trained")
+        ax.set_title(f"{name}: {count} of {len(target)} answer tokens are trained",
+                     fontweight="normal")
     all_lines = sum(heights)
-    fig.set_figheight(0.165 * all_lines + 1)
+    fig.set_figheight(0.165 * all_lines + 1.3)
     upper = axes[0]
     upper.get_gridspec().set_height_ratios(heights)
 
@@ -162,11 +170,12 @@ def draw_runs(runs: pd.DataFrame) -> Figure:
     ax.set(
         yticks=range(len(NAMES)),
         yticklabels=list(NAMES.values()),
-        xlim=(0, 100),
+        xlim=(-2, 100),
         ylim=(2.6, -0.6),
         title=_title_of(means),
         xlabel=f"% of {answers} sampled answers that pass; {dots}",
     )
+    ax.grid(False)  # it would run through the labels
     return fig
 
 

@@ -118,12 +118,20 @@ def draw_rows(rows: Rows, lengths: Sequence[int], limit: int) -> None:
         _draw_fates(axes[1, 0], counts)
 
     ax = axes[0, 0]
-    ax.hist(lengths, bins=20, color=style.BLUE)
-    if limit < 1.5 * max(lengths):  # else there'd be nothing between the chats and the limit
+    longest = max(lengths)
+    width = max(1, round(longest / 25))  # of a bar, in whole tokens
+    ax.hist(lengths, bins=range(0, longest + width + 1, width), color=style.BLUE)
+    if limit < 1.5 * longest:  # else there'd be nothing between the chats and the limit
         ax.axvline(limit, color=style.RED, ls="--", label=f"limit: {limit:,}")
         ax.legend()
+    else:
+        ax.text(1, 0.9, f"limit: {limit:,} →", color=style.RED, ha="right", transform=ax.transAxes)
     fit = counts.get("kept", 0)
-    ax.set(title=f"{fit:,} of {len(lengths):,} chats fit into a row of {limit:,} tokens")
+    title = f"{fit:,} of {len(lengths):,} chats fit into a row of {limit:,} tokens"
+    if fit == len(lengths):
+        title = (f"The longest of {fit:,} chats has {longest:,} tokens, "
+                 f"and a row holds {limit:,}")
+    ax.set(title=title)
     ax.set(xlabel="tokens", ylabel="chats", xlim=(0, None))
     style.finish(fig, "own_rows", f"{len(lengths):,} chats of the file")
 
@@ -537,8 +545,7 @@ def draw_scores(compared: Mapping[str, Compared], form_alone: Mapping[str, float
         above.plot([place - 0.4, place + 0.4], [floor, floor], color=style.RED, ls="--")
         _draw_difference(below, place, compared[name])
     count = len(compared[names[0]]["values"])
-    strict_first = reversed(names)
-    parts = [f"{name} {100 * compared[name]['second'][0]:.0f}%" for name in strict_first]
+    parts = [f"{name} {100 * compared[name]['second'][0]:.3g}%" for name in names]
     verdict = ": more form than facts" if flatters(compared) else ""
     above.set(title=f"Tuned: {', '.join(parts)}{verdict}")
     above.set(xticks=range(len(names)), xticklabels=names, ylim=(0, 115), ylabel="score, %")
@@ -557,7 +564,8 @@ def _draw_pair(ax: Axes, place: int, compared: Compared) -> None:
     for offset, part, color in ((-0.2, "first", style.GRAY), (0.2, "second", style.BLUE)):
         height = 100 * compared[part][0]
         ax.bar(place + offset, height, color=color, width=0.36)
-        ax.text(place + offset, height + 2, f"{height:.0f}", ha="center")
+        ax.annotate(f"{height:.3g}", (place + offset, height), xytext=(0, 6),
+                    textcoords="offset points", ha="center")
 
 
 def _draw_difference(ax: Axes, place: int, compared: Compared) -> None:
@@ -565,7 +573,7 @@ def _draw_difference(ax: Axes, place: int, compared: Compared) -> None:
     mean, low, high = (100 * part for part in compared["difference"])
     ends = [[mean - low], [high - mean]]
     ax.errorbar(mean, place, xerr=ends, fmt="o", color=style.BLUE, capsize=4, lw=2)
-    ax.annotate(f"{mean:+.0f}", (mean, place - 0.2), ha="center")
+    ax.annotate(f"{mean:+.3g}", (mean, place - 0.2), ha="center")
 
 
 def flatters(compared: Mapping[str, Compared]) -> bool:

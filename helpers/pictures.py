@@ -86,10 +86,12 @@ def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
     furthest = max(row.positions.max(), 1)
     depths = row.positions / furthest
     depth = depths[:, None]
-    darker = 1 - 0.75 * depth * (1 - colors)  # the further into its example
+    strength = 0.25 + 0.75 * depth  # the further into its example, the darker
+    darker = 1 - strength * (1 - colors)
+    of_mask = np.where(trained, colors, LIGHT_GRAY)
     strips = {
         "segment_ids": colors,
-        "loss_mask": np.where(trained, colors, LIGHT_GRAY),
+        "loss_mask": np.where(padded, 1.0, of_mask),
         "positions": np.where(padded, 1.0, darker),
     }
     for place, (name, pixels) in enumerate(strips.items()):
@@ -101,7 +103,8 @@ def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
     for segment in range(1, examples + 1):
         tokens = np.flatnonzero(row.segment_ids == segment)
         middle = tokens.mean()
-        ax.text(middle, 0.5, str(segment), color="white", ha="center", va="center")
+        ink = _ink_on(colors[tokens[0]])
+        ax.text(middle, 0.5, str(segment), color=ink, ha="center", va="center")
         _name_positions(ax, row, tokens)
     ax.set(
         title="Only answers are trained, positions restart",
@@ -111,6 +114,14 @@ def _draw_strips(ax: Axes, row: "Batch", colors: np.ndarray) -> None:
         ylim=(3.25, -0.1),
     )
     ax.spines["left"].set_visible(False)
+
+
+def _ink_on(color: np.ndarray) -> str:
+    """Black or white, whatever can be read on a color. [3]"""
+    brightness = color @ [0.30, 0.59, 0.11]
+    if brightness > 0.45:
+        return style.BLACK
+    return "white"
 
 
 def _name_positions(ax: Axes, row: "Batch", tokens: np.ndarray) -> None:
@@ -154,7 +165,7 @@ def draw_packing(packed: "Packed", ids: "Sequence[Any]", masks: "Sequence[Any]")
 
     fig, axes = style.figure(7.74, 4.6, rows=2)
     upper, lower = axes
-    style.draw_rows(upper, alone, title_alone)
+    style.draw_rows(upper, alone, title_alone, colors=[style.GRAY])
     style.draw_rows(lower, packed, title_packed)
     lower.set(xlabel="token of the row (white: padding; light: context; dark: trained)")
     return fig
@@ -194,11 +205,12 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
     steps = training.step
     windows = training.loss.rolling(10, min_periods=1, center=True)
     smooth = windows.mean()
-    ax.plot(steps, training.loss, color=style.BLUE, alpha=0.3, lw=1)
+    ax.plot(steps, training.loss, color=style.BLUE, alpha=0.3, lw=1, label="training, each step")
     ax.plot(steps, smooth, color=style.BLUE, lw=2, label="training, mean of 10 steps")
 
     held_out = validations.val_loss
-    ax.plot(validations.step, held_out, "o-", color=style.GREEN, ms=5, label="held-out rows")
+    other = "held-out rows (other rows: compare directions, not heights)"
+    ax.plot(validations.step, held_out, "o-", color=style.GREEN, ms=5, label=other)
     first = validations.iloc[0]
     last = validations.iloc[-1]
     lowest = validations.loc[held_out.idxmin()]
@@ -280,16 +292,6 @@ def adapter_table(
     return pd.DataFrame(groups)
 
 
-def adapter_share(config: architecture.Config, rank: int) -> float:
-    """The numbers of all adapters of a rank, as a share of the text model's weights."""
-    numbers = 0
-    for module in architecture.modules(config):
-        a, b = module.adapter(rank)
-        numbers += math.prod(a) + math.prod(b)
-    weights = architecture.parameters(config)["total"]
-    return numbers / weights
-
-
 def memory(gib: float) -> str:
     """GiB as text, in MiB or KiB where that reads better."""
     mib = gib * 2**10
@@ -344,7 +346,10 @@ def heat_map(norms: pd.DataFrame) -> Any:
     rounded = changes.style.format("{:.0f}", na_rep="–")
     table = rounded.background_gradient("Blues", axis=None)
     table = table.highlight_null(props="background-color: transparent; color: inherit")
-    return table.set_caption(f"change, % of the matrix: from {least:.2g} to {most:.2g}")
+    caption = f"change, % of the matrix: from {least:.2g} to {most:.2g}"
+    if changes.isna().any(axis=None):
+        caption += " (–: this layer has no such matrix)"
+    return table.set_caption(caption)
 
 
 SCALES = Path("data/scales")  # `python -m appendix.scales` makes the runs
@@ -373,7 +378,9 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
     distances = (means - trained).abs()
     alike = means[distances <= deviation]
     weakest, strongest = alike.index.min(), alike.index.max()
-    fewest, most = alike.min(), alike.max()
+    title = f"From {weakest:g} to {strongest:g} times the trained strength, scores stay within luck"
+    if len(alike) == 1:
+        title = "Every other strength scores clearly differently than the trained one"
 
     fig, ax = style.figure(7, 2.9)
     ax.axhspan(
@@ -382,18 +389,17 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
         color=style.GRAY,
         alpha=0.2,
         lw=0,
-        label="as trained, ± one standard deviation of coin flips",
+        label="as trained, ± what luck does",
     )
     for seed, run in runs.groupby("seed"):
         ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")
     ax.axvline(1.0, color=style.GRAY, linestyle=":")
     ax.set(
-        title=f"From {weakest:g} to {strongest:g} times as strong: "
-              f"{fewest:.0f} to {most:.0f} of {problems} pass",
+        title=title,
         xlabel="times alpha / rank (dotted: as trained)",
         ylabel=f"of {problems} passed",
         xticks=means.index,
         ylim=(-1, problems),
     )
-    ax.legend(fontsize=9, loc="lower right")
+    ax.legend(fontsize=9, loc="lower right", frameon=True, framealpha=1, edgecolor="none")
     return fig

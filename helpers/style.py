@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, BLACK, GRAY = "#CC79A7", "#56B4E9", "#F0E442", "#222222", "#8A8A8A"
+SOFT = "#57606A"  # of small words: gray, and still easy to read
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
@@ -128,7 +129,7 @@ def finish(fig: Figure, name: str, source: str = "") -> None:
     """
     import matplotlib.pyplot as plt
     if source:
-        fig.supxlabel(f"Source: {source}", fontsize=8, color=GRAY, x=0.01, ha="left")
+        fig.supxlabel(f"Source: {source}", fontsize=8, color=SOFT, x=0.01, ha="left")
     with atomic_file(run_dir("figures", f"{name}.png")) as file:
         fig.savefig(file, format="png")
     plt.show()
@@ -232,13 +233,19 @@ def show_tokens(pieces: Sequence[str], mask: Sequence[bool], name: str, title: s
     finish(fig, name)
 
 
-def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
+def draw_rows(
+    ax: Axes,
+    packed: dict[str, np.ndarray],
+    title: str,
+    colors: Sequence[str] = CYCLE,
+) -> None:
     """Draw the first ten packed rows as bars: a color for each example, pale where it's context.
 
     Args:
       ax: where to draw.
       packed: the four arrays of `packing.pack_arrays`.
       title: above the bars.
+      colors: that the examples of a row take in turn.
     """
     segment_ids = packed["segment_ids"]
     loss_mask = packed["loss_mask"]
@@ -249,7 +256,7 @@ def draw_rows(ax: Axes, packed: dict[str, np.ndarray], title: str) -> None:
         trained = loss_mask[row]
         examples = segments.max()
         for segment in range(1, examples + 1):
-            color = CYCLE[segment % len(CYCLE)]
+            color = colors[segment % len(colors)]
             is_here = segments == segment
             is_trained = is_here & trained
             _bars(ax, row, is_here, color, alpha=0.35)
@@ -323,7 +330,7 @@ def loss_with_verdicts(
     blind = np.log(vocabulary)
     ax.plot(range(1, steps + 1), losses, color=BLUE)
     ax.axhline(blind, color=GRAY, ls="--")
-    ax.text(steps, blind, "a blind guess", color=GRAY, ha="right", va="top")
+    ax.text(steps, blind, "a blind guess", color=SOFT, ha="right", va="top")
     stops = dict(verdicts)
     stops.pop(0, None)
     passes = 0
@@ -349,7 +356,7 @@ def loss_with_verdicts(
         yticks=(0.03, 0.1, 0.3, 1, 3),
     )
     first_loss = losses[0]
-    last_loss = np.mean(losses[-5:])
+    last_loss = losses[-1]
     ax.set_title(f"The loss falls from {first_loss:.1f} to {last_loss:.2f}, "
                  f"and the counter passes at {passes} of {len(stops)} stops")
     ax.yaxis.set_major_formatter("{x:g}")

@@ -62,7 +62,7 @@ class Settings:
     weight_decay: float = setting(0.001, "of AdamW: pulls the adapters toward zero")
     max_grad_norm: float = setting(1.0, "a step's gradient is clipped to it")
     rows_per_step: int = setting(2, "packed rows that change the adapters together")
-    rows_per_device: int = setting(2, "packed rows at once, times fsdp")
+    rows_per_device: int = setting(2, "packed rows at once, for each group of chips (section 2)")
     epochs: float = setting(1.0, "how often each row is used")
     max_steps: int = setting(0, "0: all; else the schedule is shorter")
     dtype: str = setting("bfloat16", "the numbers that it computes with; adapters are float32")

@@ -10,7 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from serving.results import INF, KEPT, LongRun, Measurement, price_column, rows, states
+from serving.results import (
+    INF,
+    KEPT,
+    KEPT_UP,
+    LIMIT,
+    OVERLOADED,
+    LongRun,
+    Measurement,
+    kept_up,
+    price_column,
+    rows,
+    states,
+)
 
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
@@ -18,9 +30,11 @@ SKY = "#56B4E9"
 GREEN = "#009E73"
 BLACK = "#222222"
 GRAY = "#8A8A8A"
+SOFT = "#57606A"  # of words in gray
 LIGHT = "#C9C9C9"
 COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
 MARKERS = "osD^vP"  # for a print without colors
+SHAPES = {KEPT_UP: "o", LIMIT: "D", OVERLOADED: "o"}  # of a point, by the state of its rate
 
 
 def label(ax: Axes, x: float, y: float, text: str, color: str, **more: Any) -> None:
@@ -43,14 +57,17 @@ def memory(ax: Axes, plans: dict[str, dict], chip_bytes: float, share: float) ->
     for place, plan in enumerate(plans.values()):
         _memory_bar(ax, place, plan, limit)
         count = plan["requests of 16,384"]
+        copies = plan["dp"]
         text = "less than one"
         if count:
             text = str(count)
+        if count and copies > 1:
+            text = f"{copies} × {count // copies} = {count}"
         ax.text(edge + 0.4, place, text, va="center", fontsize=10)
 
     ax.axvline(limit, color=BLACK, lw=1)
     heading: dict[str, Any] = {"va": "bottom", "fontsize": 10, "weight": "bold"}
-    ax.text(0, -0.62, "weights", color=GRAY, **heading)
+    ax.text(0, -0.62, "weights", color=SOFT, **heading)
     ax.text(limit - 0.3, -0.62, "requests", color=BLUE, ha="right", **heading)
     ax.text(edge + 0.4, -0.62, "in all", **heading)
     names = list(plans)
@@ -107,9 +124,10 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
     if np.isfinite(gap):
         gap_ms = 1e3 * gap
         gaps = len(ms) - 1
-        pace = f"{gap_ms:.1f} ms, {gaps} times"
+        pace = f"{gap_ms:.1f} ms on average, {gaps} pieces (white: one or more arrive)"
     bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
-    ax.text(0.004 * last, 0.36, f"TTFT: {first:.0f} ms", color=ORANGE, **bold)
+    ax.plot(0.012 * last, 0.44, "s", color=ORANGE, ms=8)
+    ax.text(0.026 * last, 0.36, f"TTFT: {first:.0f} ms", color=BLACK, **bold)
     ax.text(last, 0.36, f"TPOT: {pace}", color=BLUE, ha="right", **bold)
 
     ax.set_yticks([])
@@ -137,7 +155,11 @@ def requests(ax: Axes, measurement: Measurement) -> None:
     last = sent.max()
     below_all = 1.045 * count + 1
     ax.axvline(last, color=BLACK, lw=1, ls=":")
-    ax.text(last, below_all, " last one sent", fontsize=9, va="center")
+    side = "left"
+    ended = (begun + answer).max()
+    if last > 0.8 * ended:  # there's no room to the right
+        side = "right"
+    ax.text(last, below_all, " last one sent ", fontsize=9, va="center", ha=side)
     ax.set_ylim(1.08 * count + 1, 0)
     ticks = []
     for number in MaxNLocator(integer=True).tick_values(1, count):
@@ -154,7 +176,6 @@ class _Look(NamedTuple):
 
     name: str
     color: str
-    marker: str
 
 
 def plain_log(ax: Axes, which: str = "y") -> None:
@@ -176,11 +197,10 @@ def plain_log(ax: Axes, which: str = "y") -> None:
 
 def _regimes(table: pd.DataFrame) -> Iterator[tuple[_Look, pd.DataFrame]]:
     """Every regime: its look, and its rows."""
-    styles = itertools.cycle(zip(COLORS, MARKERS, strict=True))
+    colors = itertools.cycle(COLORS)
     regimes = table.groupby(["input_len", "output_len"])
     for (inputs, outputs), part in regimes:
-        color, marker = next(styles)
-        look = _Look(f"{inputs}/{outputs}", color, marker)
+        look = _Look(f"{inputs}/{outputs}", next(colors))
         yield look, part
 
 
@@ -206,8 +226,8 @@ def curves(
         dashed_words: str = "") -> None:
     """A column over the offered rates, by regime: medians, and the range of the repeats.
 
-    A point is full where the server keeps up, gray at its limit, and hollow where it's overloaded.
-    A line joins the rates; all at once is no rate, so it stands alone.
+    A point is full where the server keeps up, a gray diamond at its limit, and hollow where it's
+    overloaded. A line joins the rates; all at once is no rate, so it stands alone.
 
     Args:
       words: what the column is, with its unit.
@@ -218,15 +238,15 @@ def curves(
     regimes = list(_regimes(table))
     for look, part in regimes:
         if dashed:
-            _dashed_line(ax, part, dashed, look, place)
+            _dashed_line(ax, part, dashed, dashed_words, look, place)
         _curve_of_regime(ax, part, column, look, place)
         if len(regimes) > 1:
             _name_beside_curve(ax, part, column, look, place)
     if dashed:
         _words_at_dashed_line(ax, table, column, dashed, dashed_words, place)
     _rates_as_ticks(ax, place)
-    ax.set_xlabel("offered rate, requests/s; gray: at the limit, hollow: overloaded")
-    ax.set_ylabel(words)
+    _legend_of_states(ax, table)
+    ax.set_ylabel(f"{words} (log scale)")
     ax.margins(x=0.08, y=0.12)
     plain_log(ax)
 
@@ -280,14 +300,22 @@ def _places(table: pd.DataFrame) -> dict[float, float]:
 
 
 def _dashed_line(
-        ax: Axes, part: pd.DataFrame, column: str, look: _Look, place: dict[float, float]) -> None:
-    """The dashed line of `curves`, of one regime."""
+        ax: Axes,
+        part: pd.DataFrame,
+        column: str,
+        words: str,
+        look: _Look,
+        place: dict[float, float]) -> None:
+    """The dashed line of `curves`, of one regime; `words` stand at a burst's own one, too."""
     limit = part.groupby("rate")[column].median()
     places = limit.index.map(place)
     is_rate = limit.index < INF
     is_burst = ~is_rate
     ax.plot(places[is_rate], limit[is_rate], "--", color=look.color, lw=1.2)
     ax.plot(places[is_burst], limit[is_burst], "_", color=look.color, lw=1.2)
+    for rate, value in limit[is_burst].items():
+        if value < INF:
+            label(ax, place[rate], value, words, BLACK, ha="center", xytext=(0, -10))
 
 
 def _curve_of_regime(
@@ -300,12 +328,13 @@ def _curve_of_regime(
     ax.plot(places[is_rate], middle[is_rate], color=look.color)
     state_of = states(part)
     for rate, row in stats.iterrows():
-        filling = _filling(state_of[rate], look.color)
+        state = state_of[rate].removesuffix(", noisy")
+        filling = _filling(state, look.color)
         ax.errorbar(
             place[rate],
             row["median"],
             yerr=_range(row),
-            fmt=look.marker,
+            fmt=SHAPES[state],
             color=look.color,
             mfc=filling,
             capsize=3,
@@ -314,11 +343,21 @@ def _curve_of_regime(
 
 def _filling(state: str, color: str) -> str:
     """The inside of a point, by the state of its rate."""
-    if state.startswith("kept up"):
-        return color
-    if state.startswith("overloaded"):
-        return "white"
-    return LIGHT
+    return {KEPT_UP: color, LIMIT: LIGHT, OVERLOADED: "white"}[state]
+
+
+def _legend_of_states(ax: Axes, table: pd.DataFrame, where: str = "best") -> None:
+    """What a point's form says of its rate, for the states that this table has."""
+    found = set()
+    for _, part in table.groupby(["input_len", "output_len"]):
+        for state in states(part).values():
+            found.add(state.removesuffix(", noisy"))
+    for state, shape in SHAPES.items():
+        if state in found:
+            filling = _filling(state, BLUE)
+            ax.plot([], [], shape, color=BLUE, mfc=filling, label=state)
+    ax.legend(fontsize=8, loc=where)
+    ax.set_xlabel("offered rate, requests/s (log scale)")
 
 
 def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
@@ -335,25 +374,37 @@ def _rates_as_ticks(ax: Axes, place: dict[float, float]) -> None:
     ax.xaxis.minorticks_off()
 
 
-def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
+def promise(
+        ax: Axes,
+        table: pd.DataFrame,
+        runs: Sequence[LongRun],
+        stricter: pd.DataFrame | None = None) -> None:
     """The share of the requests that kept the objective, over the rates; stars are long runs.
 
     Args:
       table: of `rows`.
       runs: of `load.confirm`.
+      stricter: of `rows` with half the objective, for a dashed line.
     """
-    share = table.goodput_rps / table.delivered_rps
-    table = table.assign(kept=100 * share)
-    finite = table[table.rate < INF]
+    finite = _with_shares(table)
     place = _places(finite)
-    for look, part in _regimes(finite):
+    regimes = list(_regimes(finite))
+    for look, part in regimes:
         _curve_of_regime(ax, part, "kept", look, place)
+    if stricter is not None:
+        for look, part in _regimes(_with_shares(stricter)):
+            middle = part.groupby("rate").kept.median()
+            ax.plot(middle.index, middle, "--", color=look.color, lw=1.2)
+            last = middle.index[-1]
+            label(ax, last, middle[last], "half the objective", BLACK, ha="right", xytext=(0, -9))
+    if len(regimes) == 1:
+        _shade_above_the_knee(ax, finite)
     stars = {}
     for run in runs:
         stars[run.rate] = 100 * run.share
     _stars(ax, stars)
     for rate, value in stars.items():  # a legend's star would look like one more run
-        label(ax, rate, value, "long run", BLACK, xytext=(9, -9))
+        label(ax, rate, value, "long run", BLACK, ha="right", xytext=(-6, -12))
     nine_in_ten = 100 * KEPT
     ax.axhline(nine_in_ten, color=BLACK, lw=1, ls=":")
     ax.text(
@@ -365,9 +416,31 @@ def promise(ax: Axes, table: pd.DataFrame, runs: Sequence[LongRun]) -> None:
         ha="right",
         transform=ax.get_yaxis_transform())
     _rates_as_ticks(ax, place)
+    _legend_of_states(ax, finite, "lower left")
     ax.set_ylim(-4, 106)
-    ax.set_xlabel("offered rate, requests/s; gray: at the limit, hollow: overloaded")
     ax.set_ylabel("% that kept the objective")
+
+
+def _with_shares(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `table` with a rate, and `kept`: % of their requests that kept the objective."""
+    share = table.goodput_rps / table.delivered_rps
+    with_shares = table.assign(kept=100 * share)
+    return with_shares[table.rate < INF]
+
+
+def _shade_above_the_knee(ax: Axes, part: pd.DataFrame) -> None:
+    """Shade the rates of one regime that weren't kept up with, whatever their requests got."""
+    knee, _ = kept_up(part)
+    rates = sorted(set(part.rate))
+    above = [rate for rate in rates if rate > knee]
+    if not above:
+        return
+    begin = (knee * above[0]) ** 0.5  # the middle, on a logarithmic axis
+    if knee == 0:
+        begin = 0.95 * above[0]
+    end = 1.08 * above[-1]
+    ax.axvspan(begin, end, color=ORANGE, alpha=0.12, lw=0)
+    ax.text(begin, 2, " not kept up with", color="#9A6A00", weight="bold", fontsize=9)
 
 
 def _stars(ax: Axes, values: dict[float, float], words: str = "") -> None:

@@ -300,7 +300,7 @@ def layouts(config: dict, stored: float) -> dict[str, dict]:
     two_copies = {**eight, "tp": 4, "dp": 2}
     return {
         "1. eight chips share it": eight,
-        "2. two copies on four each": two_copies,
+        "2. two copies, four chips each": two_copies,
         "3. as 1, cache in fp8": {**eight, "kv_dtype_bytes": 1},
         "4. as 2, cache in fp8": {**two_copies, "kv_dtype_bytes": 1},
         "5. as 2, all in fp8": {**two_copies, "kv_dtype_bytes": 1, "stored": in_fp8},

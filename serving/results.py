@@ -319,7 +319,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             share = row.goodput_rps / row.delivered_rps
             line = {
                 "regime": f"{inputs}/{outputs}",
-                "rate, /s": f"{rate:g}",
+                "rate, /s": f"{rate:g}" if rate < INF else "all at once",
                 "state": state,
                 "delivered, /s": two_digits(row.delivered_rps),
                 "in time": f"{share:.0%}",
@@ -388,6 +388,28 @@ def prices(held: Sequence[LongRun], unit: str, dollars_per_hour: float) -> list[
             f"{unit} on a machine that's always this busy, {price / BUSY:.2g} {unit} if it's busy "
             f"{BUSY:.0%} of the time")
     return sentences
+
+
+def promises(held: Sequence[LongRun], table: pd.DataFrame) -> list[str]:
+    """What may be promised, a line for each regime whose long run held.
+
+    Args:
+      held: of `load.confirm`, those that held.
+      table: of `rows`.
+    """
+    lines = []
+    for run in held:
+        inputs, outputs = run.regime
+        part = table[(table.input_len == inputs) & (table.output_len == outputs)]
+        knee, _ = kept_up(part)
+        line = f"{run.rate:g}/s is the largest rate that was kept up with"
+        if run.rate < knee:
+            line = f"{run.rate:g}/s is the largest rate that held"
+        line += f", and {run.share:.0%} were in time"
+        if len(held) > 1:
+            line = f"{inputs}/{outputs}: {line}"
+        lines.append(line)
+    return lines
 
 
 def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:

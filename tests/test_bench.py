@@ -774,7 +774,7 @@ def test_the_price_falls_with_the_rate_and_points_say_what_the_rate_is():
     kept = price[rate <= 83.8]
     assert (np.diff(kept) < 0).all()
     fills = {line.get_xdata()[0]: line.get_markerfacecolor() for line in ax.lines[1:]
-             if len(line.get_xdata()) == 1 and line.get_marker() == "o"}
+             if len(line.get_xdata()) == 1 and line.get_marker() in ("o", "D")}
     assert fills[54.8] == draw.BLUE and fills[90.0] == draw.LIGHT and fills[104] == "white"
 
 

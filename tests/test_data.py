@@ -860,18 +860,6 @@ def test_what_a_close_row_does_not_share_is_named():
                      "only in the exam": "16 .", "only in the closest training row": "32"}]
 
 
-def test_a_chat_on_one_line():
-    chat_of_two = [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "x" * 9}]
-    assert data.in_short(chat_of_two, 4) == "user: a b | assistant: xxxx…"
-
-
-def test_a_row_is_read_or_its_problem_is_named():
-    asked = {"role": "user", "content": "Hi"}
-    answered = [asked, {"role": "assistant", "content": "Ho"}]
-    assert data.understood({"messages": answered}) == "user: Hi | assistant: Ho"
-    assert data.understood({"messages": [asked]}) == "(dropped: no answer at the end)"
-
-
 def test_validation_split_follows_the_prompt():
     picks = [data.held_out(f"prompt {i}", 0.1) for i in range(4_000)]
     assert 300 < sum(picks) < 500

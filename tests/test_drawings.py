@@ -191,8 +191,8 @@ def test_the_headline_says_from_where_on_every_answer_passes():
         return snapshots.headline([snapshots.Snapshot(step, "", good, "")
                                    for step, good in enumerate(passed)])
 
-    assert title(False, False, True, True) == "An answer that passes, after 2 training steps"
-    assert title(False, True, False, True) == "An answer that passes, after 3 training steps"
+    assert title(False, False, True, True) == "After 2 training steps the answer passes"
+    assert title(False, True, False, True) == "After 3 training steps the answer passes"
     assert title(True, False) == "After 1 training steps it still fails"
 
 

@@ -18,11 +18,12 @@ NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
           for row in fit._stored(name, model)]
 KNOWN_MISS = pytest.mark.xfail(strict=True, reason="`fit.estimate` says why")
+MISSED = {("v6e-8", "int8, BLOCK remat"), ("v5e-4", "int8, DECODER remat")}
 
 
 @pytest.mark.parametrize("name, model, row", [
     pytest.param(*found, id=f"{found[0]} {found[2]['recipe']}", marks=[KNOWN_MISS] * (
-        (found[0], found[2]["recipe"]) == ("v6e-8", "int8, BLOCK remat")))
+        (found[0], found[2]["recipe"]) in MISSED))
     for found in STORED])
 def test_the_estimate_is_within_ten_percent_of_the_compiler(name, model, row):
     kind, chips = NAMES[name]
@@ -124,13 +125,15 @@ def test_the_price_and_03_speak_of_the_same_step(length):
     """One function chooses among the compiled rows of a slice, for 03 and for the price.
 
     There were two. On a v5p-8 with rows of 2,048, 03 took mesh (4, 1), and the price spoke of a
-    slower step on (1, 4). Where no row fits, the price is an estimate and 03 takes none.
+    slower step on (1, 4). Where no row fits, the price speaks of an estimate, or of the compiled
+    step that doesn't fit, and 03 takes none.
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
         mine = stored.compiled_fit(name, size, dtype, length or fit.LENGTHS[size][0])
         priced = fit.best_fit(*NAMES[name], size, dtype, length)
-        assert priced.compiled == (mine is not None), (name, size, dtype)
+        fits = priced.compiled and priced.fits
+        assert fits == (mine is not None), (name, size, dtype)
         if mine:
             assert (priced.mesh, priced.remat, priced.rows, priced.row_length) == (
                 stored.mesh_of(mine, size), mine["remat"], int(mine["micro_batch"]),
@@ -206,8 +209,8 @@ def test_the_tables_of_01_say_what_is_tight_and_what_nobody_predicted():
     """A step without a predicted time had a lower limit there that looked like the best time."""
     rows = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
     short = {row["slice"]: row for row in fit.what_fits(rows, 9e6)}
-    assert {tuple(row) for row in short.values()} == {("slice", "what fits", "USD for all of it")}
-    assert short["v5e-1"]["USD for all of it"] == fit.NOT_PREDICTED
+    assert {tuple(row) for row in short.values()} == {("slice", "what fits", "USD for all of 03")}
+    assert short["v5e-1"]["USD for all of 03"] == fit.NOT_PREDICTED
     assert all("≥" not in text for row in short.values() for text in row.values())
     listed = fit.full_table(rows, 9e6)
     assert len({tuple(row) for row in listed}) == 1 and len(listed) >= len(short)
@@ -222,7 +225,7 @@ def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
     text = (ROOT / "01_setup.py").read_text()
     solution = text[text.index("# **Exercise 1: 30 dollars"):text.index("# **Exercise 2")]
     solution = " ".join(solution.replace("\n#", " ").split())
-    found = {row["slice"]: row["USD for all of it"].split(" to ")[-1]
+    found = {row["slice"]: row["USD for all of 03"].split(" to ")[-1]
              for row in fit.what_fits(fit.renters_rows(), 10_000 * 922)}
     below = {name for name, most in found.items() if float(most) <= 30}
     assert below == {"v5p-8", "v6e-8", "v5e-8"}
@@ -230,6 +233,12 @@ def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
         rate = fit.price(*fit.SLICES[name])
         assert f"{name} {rate:.2f}" in solution and found[name] in solution
         assert f"{0.75 * rate:.1f}" in solution and float(found[name]) + 0.75 * rate > 30
+
+
+def test_01s_forgotten_weekend_costs_what_it_says():
+    text = " ".join((ROOT / "01_setup.py").read_text().replace("\n#", " ").split())
+    rate = hardware.slice_of("v6e-8").dollars_per_hour
+    assert f"64 times {rate:.2f} dollars is {64 * rate:,.0f} dollars" in text
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no JavaScript here")

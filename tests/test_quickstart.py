@@ -62,3 +62,12 @@ def test_a_request_for_nearly_the_same_counter_is_among_those_that_00_trains_on(
         assert theirs in near
         near = near.replace(theirs, ours)
     assert re.sub(r"\bq\b", "state", near).split() == counter.split()
+
+
+def test_one_training_request_differs_from_the_counters_in_its_width_alone():
+    """00 and 02 say so, and 00 trains on the first 1,500 rows, without that one."""
+    problems = verilog.load_problems("data/tiny_eval")
+    counter = next(found.prompt for found in problems if "counter state goes up" in found.prompt)
+    twin = counter.replace("(16 bits)", "(32 bits)").split()
+    asked = [row["prompt"].split() for row in data.read_rows("data/tiny")]
+    assert len(asked) == 4_000 and asked.count(twin) == 1 and asked.index(twin) >= 1_500

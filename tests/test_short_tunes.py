@@ -51,6 +51,7 @@ def test_the_stored_scales_are_those_of_the_plan():
         assert table.greedy.between(0, table.problems).all() and set(table.problems) == {38}
         passing = table.set_index("scale").greedy
         assert passing[0.0] < passing[1.0], "what was trained counts"
+        assert max(passing[0.5], passing[1.5]) < passing[1.0], "04 says so"
 
 
 def test_what_04_says_of_four_bits_is_what_is_stored(monkeypatch, capsys):

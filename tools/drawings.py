@@ -57,7 +57,7 @@ def road() -> Sheet:
         "LoRA trains A and B on a mesh, they are saved as a checkpoint and merged into a "
         "safetensors model. Serving, pages 05 to 07: a vLLM server answers over HTTP, 06 measures "
         "how fast, a judge simulates the answers and counts which pass. Page 00 walks all stations "
-        "but the merged model and the server.")
+        "but the merged model and the server: from the adapters it goes straight to the judge.")
     sheet.words(35, 40, "From a chat to a verdict", 21, bold=True)
     sheet.outline(502, 25, 22, 18, "blue", radius=3, line=3, dashed=False)
     sheet.words(534, 40, "00 walks these in three minutes", 17, "blue")
@@ -88,14 +88,22 @@ def _step(sheet: Sheet, column: int, row: int, action: str, *what: str) -> None:
     sheet.lines(middle, y + 25, what, 20, size=16, color="soft", anchor="middle")
 
 
-def _turn(sheet: Sheet, row: int, action: str, what: str) -> None:
-    """The arrow from the end of a row to the beginning of the next."""
+def _turn(sheet: Sheet, row: int, action: str, what: str, middle: float = 450) -> None:
+    """The arrow from the end of a row to the beginning of the next; `middle` is its words'."""
     start, end = COLUMNS[2] + NODE_WIDTH / 2, COLUMNS[0] + NODE_WIDTH / 2
     below, above = ROWS[row] + NODE_HEIGHT, ROWS[row + 1]
     y = (below + above) / 2
     sheet.arrow([(start, below + 4), (start, y), (end, y), (end, above - 4)])
-    sheet.words(450, y - 9, action, 17, "ink", "middle", bold=True)
-    sheet.words(450, y + 21, what, 16, "soft", "middle")
+    sheet.words(middle, y - 9, action, 17, "ink", "middle", bold=True)
+    sheet.words(middle, y + 21, what, 16, "soft", "middle")
+
+
+def _straight_to_the_judge(sheet: Sheet) -> None:
+    """How 00 gets from the adapters to the judge, who stands right below them."""
+    x = COLUMNS[1] + NODE_WIDTH / 2
+    top, bottom = ROWS[1] + NODE_HEIGHT, ROWS[2]
+    sheet.arrow([(x, top + 4), (x, bottom - 4)], "blue", 2, dashed=True)
+    sheet.words(x - 14, bottom - 12, "00: straight to the judge", 16, "blue", "end")
 
 
 def _strip(sheet: Sheet, x: float, y: float, kinds: str, size: float) -> None:
@@ -147,7 +155,8 @@ def _road_training(sheet: Sheet) -> None:
     sheet.words(x + 95, y + 16, "merged/", 16, "soft", "middle")
     sheet.rectangle(x + 12, y + 28, 166, 34, "blue", radius=4)
     sheet.words(x + 95, y + 51, "model.safetensors", 16, "ink", "middle")
-    _turn(sheet, 1, "05 serve", "a folder that any engine loads, in Hugging Face's format")
+    _turn(sheet, 1, "05 serve", "a folder in Hugging Face's format", 600)
+    _straight_to_the_judge(sheet)
 
 
 def _road_serving(sheet: Sheet) -> None:
@@ -167,7 +176,7 @@ def _road_serving(sheet: Sheet) -> None:
         sheet.words(x + 104, low - 3, name, 16, color)
     _step(sheet, 1, 2, "07 count", "pass or fail", "of each answer")
     x, y = _node(sheet, 2, 2, "score", "green")
-    sheet.words(x + 95, y + 26, "pass@1", 21, "green", "middle", bold=True)
+    sheet.words(x + 95, y + 26, "share that passes", 18, "green", "middle", bold=True)
     sheet.words(x + 95, y + 56, "eval/comparison.json", 16, "green", "middle")
 
 
@@ -286,7 +295,7 @@ def slices() -> Sheet:
     """The chips of a v5e-8 and of a v5p-8 with their links, and what fills their memory."""
     small, large = _filled("v5e-8", "int8"), _filled("v5p-8", "bfloat16")
     sheet = Sheet(
-        "slice", 550, "Two slices while they train the 31B",
+        "slice", 574, "Two slices while they train the 31B",
         f"A v5e-8: eight chips in two rows of four, {small.limit:.2f} GiB each, linked to their "
         f"neighbors without wrap-around. With an int8 base each holds {small.weights:.1f} GiB "
         f"of weights, {small.adapters:.1f} of adapters with Adam's moments and "
@@ -340,7 +349,7 @@ def _slice_table(sheet: Sheet, small: Filled, large: Filled) -> None:
         sheet.words(x, y, heads[0], 17, "ink", "middle", bold=True)
         sheet.words(x, y + 21, heads[1], 16, "soft", "middle")
     sheet.lines(35, y, ["GiB of one chip,", "compiled, not run"], 21, size=16, color="soft")
-    texts = {"weights": "frozen base", "adapters": "A, B, Adam's moments",
+    texts = {"weights": "frozen base", "adapters": "adapters, optimizer",
              "temporaries": "activations, gradients", "free": "free for more"}
     for place, (name, text) in enumerate(texts.items()):
         top = y + 50 + 26 * place
@@ -358,6 +367,7 @@ def _slice_table(sheet: Sheet, small: Filled, large: Filled) -> None:
         sheet.words(35, top, text, 17, "soft")
         for x, parts in ((328, small), (450, large)):
             sheet.words(x, top, str(getattr(parts, of)), 17, "soft", "middle")
+    sheet.words(35, y + 236, "rounded, so sums can be 0.1 off", 16, "soft")
 
 
 # ── 4. fsdp against tp (03) ──
@@ -367,7 +377,7 @@ SIDE = 26  # of a cell
 def shards() -> Sheet:
     """One 4 x 4 matrix on four chips, cut by fsdp and by tp: who holds what, and what travels."""
     sheet = Sheet(
-        "shards", 640, "The same matrix, cut two ways",
+        "shards", 668, "The same matrix, cut two ways",
         "A 4 x 4 matrix W on four chips. With fsdp each chip stores one row of W and owns its own "
         "rows of the batch x. Before the product an all-gather brings all of W to every chip; each "
         "multiplies its rows of x and owns those rows of y. With tp each chip stores one column "
@@ -378,7 +388,7 @@ def shards() -> Sheet:
     sheet.words(35, 40, "One matrix, four chips, two cuts", 21, bold=True)
     _chips(sheet)
     _by_fsdp(sheet, 86)
-    _by_tp(sheet, 300)
+    _by_tp(sheet, 328)
     return sheet
 
 
@@ -422,9 +432,12 @@ def _by_fsdp(sheet: Sheet, y: float) -> None:
     sheet.line([(35, y - 18), (865, y - 18)], "page", 1.5)
     sheet.words(35, y + 12, "fsdp: each chip has its own rows of the batch.", 18, "ink", bold=True)
     sheet.words(865, y + 12, "The weights travel.", 18, "red", "end", bold=True)
-    y += 36
+    y += 64
     _matrix(sheet, 35, y, "W, stored", BY_ROWS, ROW_DIGITS)
-    _travel(sheet, 160, y, 108, "all-gather")
+    gathered = 432 + 2 * SIDE  # over the middle of W, for a moment
+    sheet.arrow([(147, y + 2 * SIDE), (214, y + 2 * SIDE), (214, y - 19), (gathered, y - 19),
+                 (gathered, y - 3)], "red", 4)
+    sheet.words(342, y - 29, "all-gather", 17, "red", "middle", bold=True)
     _matrix(sheet, 290, y, "x, the batch", BY_ROWS, ROW_DIGITS)
     _sign(sheet, 413, y, "·")
     _matrix(sheet, 432, y, "W, for a moment", ALL_GRAY)
@@ -483,7 +496,7 @@ def kv() -> Sheet:
     shapes = {name.rpartition(".")[2]: shape for name, shape in module.names.items()}
     rows, columns = shapes["k_proj"]
     sheet = Sheet(
-        "kv_einsum", 522, "kv_einsum comes apart",
+        "kv_einsum", 544, "kv_einsum comes apart",
         f"Tunix stores the projections to keys and values of a sliding layer as one array "
         f"[2, K, D, H], in the 31B [2, {heads}, {width}, {size}]. The first half is the keys', the "
         f"second the values'. Each head's [D, H] is turned and the heads are stacked: k_proj and "
@@ -495,7 +508,7 @@ def kv() -> Sheet:
     sheet.words(575, 78, "Hugging Face: two matrices", 18, bold=True)
     sheet.words(575, 102, f"[K·H, D], in the 31B [{rows:,}, {columns:,}]", 17, "soft")
     _kv_weights(sheet, 130)
-    _kv_adapters(sheet, 376)
+    _kv_adapters(sheet, 398)
     return sheet
 
 
@@ -518,7 +531,8 @@ def _kv_weights(sheet: Sheet, y: float) -> None:
         sheet.words(x + 65, top + 16, name, 17, color, "middle", bold=True)
     sheet.words(50, y + 92, "D", 17, "soft", "end")
     sheet.words(74, y + 168, "H", 17, "soft", "middle")
-    sheet.words(200, y + 192, "K heads; D inputs, H numbers a head", 17, "soft", "middle")
+    drawn = [f"drawn: {HEADS} of K heads;", "D inputs, H numbers a head"]
+    sheet.lines(200, y + 192, drawn, size=17, color="soft", anchor="middle")
     sheet.arrow([(390, y + 86), (548, y + 86)], "ink", 3)
     sheet.lines(469, y + 44, ["each head is", "turned: [H, D]"], size=17, anchor="middle")
     sheet.lines(469, y + 116, ["then stacked,", "in the same order"], size=17, anchor="middle")
@@ -565,16 +579,19 @@ def batch() -> Sheet:
     """Five requests in a server with room for three: continuous batching, and waiting for all."""
     # arrives, prefill in step, last token in step
     lanes = ((1, 1, 5), (1, 1, 10), (2, 2, 6), (3, 6, 11), (4, 7, 10))
+    together = ((1, 2, 6), (1, 2, 11), (2, 2, 6), (3, 12, 13), (4, 12, 13))
     done = max(last for _, _, last in lanes)
+    left = sum(prefill > done for _, prefill, _ in together)
     sheet = Sheet(
-        "batch", 652, "Five requests, room for three",
+        "batch", 682, "Five requests, room for three",
         "Requests are lanes and steps are columns. Continuous batching: requests 1 and 2 are "
         "prefilled in step 1, request 3 in step 2; each makes one token a step. Request 1 ends in "
         "step 5, so request 4, which waits since step 3, is prefilled in step 6. Request 3 ends "
         "in step 6, so request 5 is prefilled in step 7. All five are answered after step 11. A "
         "batch that waits for its longest answer leaves places idle and starts requests 4 and 5 "
         "in step 12 only.")
-    sheet.words(35, 40, f"Room for three, and all five are answered by step {done}", 21, bold=True)
+    sheet.words(35, 40, f"Room for three: 5 answers by step {done}, or {left} not begun", 21,
+                bold=True)
     _batch_legend(sheet)
     sheet.words(35, 116, "Continuous batching: requests come and go between two steps", 18,
                 bold=True)
@@ -584,8 +601,8 @@ def batch() -> Sheet:
     sheet.line([(35, 424), (865, 424)], "page", 1.5)
     sheet.words(35, 455, "Without it, a batch begins together and waits for its longest answer",
                 18, bold=True)
-    _lanes(sheet, 474, (
-        (1, 2, 6), (1, 2, 11), (2, 2, 6), (3, 12, 13), (4, 12, 13)), idle=11, low=True)
+    _steps(sheet, 486)
+    _lanes(sheet, 498, together, idle=11, low=True)
     return sheet
 
 
@@ -699,19 +716,35 @@ def recipes() -> Sheet:
         "Two panels for each of two LoRA ranks, 4 and 32. Above, the loss of held-out and of "
         "trained rows after one to eight passes; below, how many of 38 problems the tiny model "
         "solves after two and after eight, at three learning rates.")
-    sheet.words(30, 42, "After how many passes does it get worse?", 22, bold=True)
+    sheet.words(30, 42, _recipes_title(), 22, bold=True)
     for place, (rate, color) in enumerate(RATES.items()):
-        x = 30 + 170 * place
+        x = 30 + 160 * place
         sheet.line([(x, 74), (x + 34, 74)], color, 4)
         sheet.words(x + 42, 80, f"rate {rate}", 17)
-    sheet.line([(560, 74), (594, 74)], "ink", 2.5, dashed=True)
-    sheet.words(602, 80, "the trained rows", 17)
+    sheet.line([(510, 74), (544, 74)], "ink", 2.5, dashed=True)
+    sheet.words(552, 80, "trained rows", 17)
+    sheet.line([(690, 74), (724, 74)], "ink", 1.5)
+    sheet.circle(707, 74, 5, "ink")
+    sheet.words(732, 80, "second seed", 17)
     for rank, left in (("4", 80.0), ("32", 520.0)):
         _recipes_of_rank(sheet, rank, left)
-    sheet.words(30, 656, "Solid: held-out rows, a ring at their least loss. Thin: a second seed.",
-                16, "soft")
+    sheet.words(30, 656, "Solid: held-out rows; a ring: the least loss of the first seed.", 16,
+                "soft")
     sheet.words(30, 680, "Measured at size tiny on a CPU (data/recipes/).", 16, "soft")
     return sheet
+
+
+def _recipes_title() -> str:
+    """After how many passes the held-out loss of the highest rate is at its least, at most."""
+    highest = max(RATES, key=float)
+    least = []
+    for path in RECIPES.glob(f"*-rate{highest}-seed42.csv"):
+        with path.open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        best = min(rows, key=lambda row: float(row["held_out"]))
+        least.append(int(best["epochs"]))
+    return (f"At a rate of {highest}, held-out loss rises after {max(least)} passes "
+            "at the latest")
 
 
 def _recipes_of_rank(sheet: Sheet, rank: str, left: float) -> None:
@@ -749,8 +782,9 @@ def _draw_recipe(sheet: Sheet, left: float, rows: list[dict[str, str]]) -> None:
         sheet.line(points, color, width)
         for x, y in points:
             sheet.circle(x, y, 5, dot)
-    x, y = max(held_out, key=lambda point: point[1])  # y grows downward
-    sheet.circle(x, y, 10, f"{color}-line", 2)
+    if is_first:
+        x, y = max(held_out, key=lambda point: point[1])  # y grows downward
+        sheet.circle(x, y, 10, f"{color}-line", 2)
 
 
 def _tick(sheet: Sheet, left: float, y: float, text: str) -> None:

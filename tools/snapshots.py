@@ -151,7 +151,7 @@ def headline(shots: Sequence[Snapshot]) -> str:
         first = shot.step
     if first is None:
         return f"After {shots[-1].step} training steps it still fails"
-    return f"An answer that passes, after {first} training steps"
+    return f"After {first} training steps the answer passes"
 
 
 def shown(text: str) -> list[str]:

@@ -10,10 +10,10 @@ from tables.hardware import Chip
 from tpu_time.clock import Event, Prediction
 
 TRACKS = {  # a trace's thread, its number and its name, by the track of an event
-    "compute": (1, "chip: computes"),
-    "wait": (1, "chip: computes"),
+    "compute": (1, "chip: computes, or waits"),
+    "wait": (1, "chip: computes, or waits"),
     "links": (2, "links: collectives"),
-    "copies": (3, "HBM: copies beside"),
+    "copies": (3, "memory: copies meanwhile"),
 }
 
 
