@@ -21,7 +21,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8 with Docker, or Kaggle's free v5e-8 without. e2b: one v6e chip, with Docker or without. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8 with Docker, or Kaggle's free v5e-8, which needs no Docker. e2b: one v6e chip, with Docker or without. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
@@ -52,10 +52,11 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Settings
 # **What does a server do better than a loop over `generate`?** It computes many requests at once. **vLLM** is such a
-# server: it loads a model once and answers requests over HTTP. A request begins with **prefill**, which reads all
-# tokens of its prompt at once. Then comes **decode**, which makes one token per step. Because vLLM computes the steps
-# of all requests together, a new request can join as soon as another is done. That's called **continuous batching**.
-# Here are five requests, a lane each, in a server with room for three at a time.
+# server: it loads a model once and answers requests over HTTP. A request begins with **prefill**, which reads the
+# prompt, up to 2,048 tokens in a step. Then comes **decode**, which makes one token per step. vLLM computes a step of
+# all requests together, and before each step it chooses anew which requests take part. So a new one can join as soon as
+# another is done. That's called **continuous batching**. Here are five requests, a lane each, in a server with room for
+# three at a time.
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
@@ -167,7 +168,7 @@ asking.streamed(client, record, request, show=True)  # untimed: it also opens a 
 arrivals, text, made = asking.streamed(client, record, request)
 gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
 print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
-      doubt or f"{1e3 * gap:.1f} ms; by its own clock the server took {1e3 * made:.1f} ms")
+      doubt or f"{1e3 * gap:.1f} ms (by its own clock the server took {1e3 * made:.1f} ms a token)")
 
 # %% [markdown]
 # TTFT does, because the server first has to read the whole prompt. **You wait once for the prompt, and then you read
@@ -183,7 +184,8 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
 # - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
 # - `--limit-mm-per-prompt`: text only. Gemma 4 can see, but then one step must have room for a whole video.
 #
-# Open these for the whole command, and for the reason of every flag:
+# Open these for the whole command, and for the reason of every flag. (*XLA* is the compiler behind JAX; section 6 says
+# what it costs.)
 
 # %%
 tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
@@ -221,12 +223,17 @@ print(f"a chip has {serve.SHARE} x {v6e.hbm / GIB:.2f} GiB; weights take "
       f"{CHECKPOINT / 8 / GIB:.2f}, so {left / GIB:.2f} are left\n"
       f"one token takes {sliding:,} + {full:,} = {sliding + full:,} bytes on all eight\n"
       f"{tokens:,.0f} tokens, or {tokens / 16_384:.1f} long requests")
+
+# %% [markdown]
+# So eleven fit. But a sliding layer only looks back 1,024 tokens, and we've charged it for all 16,384. **How many
+# requests would fit if it kept only the tokens that it can see?**
+
+# %%
 windowed = 8 * left / (sliding * 1024 + full * 16_384)
 print(f"if the sliding layers kept only their window: {windowed:.0f} requests")
 
 # %% [markdown]
-# So eleven fit. The last line is a surprise. If the sliding layers only look back 1,024 tokens, why do we charge them for
-# all 16,384? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer.
+# Then why do they keep everything? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer.
 #
 # That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
 # holds:
@@ -236,7 +243,8 @@ config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# The same formula gives all three, within about half a percent. So let it compare six ways to place the model:
+# The same formula gives all three, within about half a percent. So let it compare six ways to place the model. (The logs
+# check rows 1 and 2. No log checks fp8 or four bits.)
 
 # %%
 plans = {}
@@ -251,7 +259,11 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 
 # %% [markdown]
 # **Which row should you take?** Start with **row 1**, because others have started it. If your start ends with
-# `RESOURCE_EXHAUSTED` (out of memory), try **row 5**: write `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`.
+# `RESOURCE_EXHAUSTED` (out of memory), leave more of each chip free: in every row the cache fills its chip up to those
+# 92%, and programs have to fit into the rest. `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a
+# chip, and ten long requests still fit (computed). (A smaller `max_model_len` frees nothing. It helps only if vLLM says
+# that the cache can't hold one request.) If that isn't enough, try **row 5**, whose weights and cache are in fp8: write
+# `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`.
 # [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what fp8 is
 # known to do to memory and speed. Nobody has measured whether the 31B's answers suffer, so [let 07 tell
 # you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
@@ -263,7 +275,8 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # ## 6. What a start costs on a TPU
 # **Why does a start take ten minutes, or forty on a v5e-8?** XLA, the compiler behind JAX, makes a program for each
 # shape. So vLLM rounds the tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all
-# of them, and on the v6e-8 of the published recipe that took 8 of the 10 minutes to the first answer.
+# of them, and on the v6e-8 of the published recipe that took 8 of the 10 minutes to the first answer. (On the v5e-8,
+# others needed 6 minutes instead of 40 with nothing compiled ahead; that was a 27B.)
 #
 # **Where does the padding cost more time: in a step for one user, or in one that reads a prompt of 1,100 tokens?**
 #
@@ -302,7 +315,7 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
       f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# One difference is deliberate: if a *user* writes `<turn|>`, the endpoint makes a control token of it, while
+# We left one difference in on purpose: if a *user* writes `<turn|>`, the endpoint makes a control token of it, while
 # `prompt_ids` keeps it text.
 #
 # **And does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there,
@@ -343,8 +356,11 @@ if cfg.engine == "cpu":
     merge.compare_files("adapter")
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
                    adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
-                   drafter="ngram")
+                   drafter="ngram")  # explained below
     other = server.start(both, side)
+
+# %%
+if other:
     style.side_by_side({"base": ask(MINE, other, "gemma4-base"), "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
@@ -365,7 +381,8 @@ if other:
         print(f"{name}:", asking.acceptance_in_words(counts, made))
 
 # %% [markdown]
-# A step without a proposal makes one token, as always. So the last number is the one to watch: at 1 nothing is gained.
+# Compare *drafts* with *steps*: only text that repeats itself gets a proposal. A step without one makes one token, as
+# always. So the last number is the one to watch: at 1 nothing is gained.
 #
 # **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.** Others saw
 # 3 to 13% of its proposals accepted ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter)
@@ -430,9 +447,12 @@ if other:
 #    prompt change, and does the model still give the same answer?
 #
 # ```python
+# from difflib import SequenceMatcher
+#
 # changed = asking.chat_request(counter, system.replace("module", "circuit"), thinking)["messages"]
 # other_ids = chat.prompt_ids(tokenizer, changed, thinking)
-# print(len(ids), "ids became", len(other_ids))
+# blocks = SequenceMatcher(None, ids, other_ids, autojunk=False).get_matching_blocks()
+# print(len(ids) - sum(block.size for block in blocks), "of", len(ids), "ids are gone")
 # print(complete(other_ids)["text"])
 # ```
 #

@@ -133,7 +133,9 @@ if doubt:
 
 # %% [markdown]
 # Orange is the **time to first token** (TTFT, as in 05): prefill. Blue is the rest of the answer, with a white line for
-# each piece that arrived. Its mean step is the **time per output token** (TPOT): decode.
+# each piece that arrived. (Where a line seems to be missing, several pieces arrived at nearly the same moment.) Its mean
+# step is the **time per output token** (TPOT): decode. 05's single try may have shown other times: that's how much this
+# machine varies, and why we repeat.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
@@ -213,8 +215,8 @@ style.words(results.summary(table))
 # `state` says it in words:
 #
 # - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
-# - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above anything that was ever delivered. (A
-#   short run may answer 92% of it, but in a longer one the queue would keep growing.)
+# - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above the most that the server delivered
+#   at any rate. (A short run may answer 92% of it, but in a longer one the queue would keep growing.)
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
 # The **knee** is the largest rate that was kept up with, below the first overloaded one.
@@ -268,12 +270,14 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 # <details><summary>Answer</summary>
 #
 # An overloaded server falls further behind as long as requests arrive. So with twice as many, more would be unanswered
-# at the end, and they'd take longer still, on the very same server. In the lower picture next to nothing would change.
+# at the end, and they'd take longer still, on the very same server. The lower picture would be twice as long, but no
+# request in it would have to wait longer.
 # </details>
 #
 # What do requests wait for? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
 # tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). Once
-# a step has no room for another prompt, newcomers stand in line: **TTFT** grows (orange).
+# a step has no room for another prompt, or the cache none for another request (05), newcomers stand in line: **TTFT**
+# grows (orange).
 #
 # **Beyond the knee, latencies measure the length of the test, not the server.**
 #
@@ -300,8 +304,14 @@ ax.set_title(f"While it keeps up, TTFT is {results.two_digits(times.min())} to "
              f"{results.two_digits(times.max())} times its floor")
 style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of the repeats; "
              "each floor is of the prompts that were drawn")
+
+# %% [markdown]
+# Why isn't the floor flat? It counts the queue that even a perfect machine would have had with that run's random
+# arrivals. **Is anything faster than its floor?** That would be a mistake in our measurement, so we look.
+
+# %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
-if measured[0].series.speculation:
+if measured[0].series.speculation:  # a server with a drafter (05, section 8)
     print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
@@ -317,8 +327,8 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
       f"{1e3 * reading:.2f} ms, the arithmetic for one request {1e3 * computing:.4f} ms")
 
 # %% [markdown]
-# So a step waits for memory, not for arithmetic, as long as few requests share it. That's why the 31B's server could
-# answer several at once and be hardly slower for each.
+# So a step waits for memory, not for arithmetic. All requests share one reading of the weights, so the 31B's server
+# could answer several at once and be hardly slower for each.
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
@@ -335,13 +345,13 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
              "not 30 (10, section 6)")
 
 # %% [markdown]
-# A point on the dashed line would use the machine perfectly. The hollow points lie well below it, and no
+# A point on the dashed line would use the machine perfectly. The hollow points lie below it, most of them by far, and no
 # machine with these chips can read those prompts in that time. **So what was measured there?**
 #
 # <details><summary>Answer</summary>
 #
 # Most likely the prefix cache of section 3: the same seed sends the same prompts at every rate. The times
-# fall just where the prompts fit into the cache ([10](10_published.ipynb), section 5).
+# get short just where the prompts fit into the cache ([10](10_published.ipynb), section 5).
 # ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#measuring-and-judging-06-07) has other
 # reasons for an impossible point.)
 # </details>
@@ -350,8 +360,10 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 #
 # ## 8. What can you promise, and what does it cost?
 # **The server keeps up with a rate, and nine requests in ten keep the objective. Can you promise that rate?** Not yet,
-# because a run of seconds can't show a queue that grows slowly. So the largest such rate first has to survive one long
-# run (a star below), at least twenty times as long as a request takes. If it doesn't hold, we try the next lower one.
+# because a run that's only a few times as long as a request can't show a queue that grows slowly. So the largest such
+# rate first has to survive one long run (a star below). It lasts at least twenty times as long as a request: seconds for
+# the tiny model, but ten minutes or more for the 31B (three on a v5e-8). If the rate doesn't hold, we try the next
+# lower one.
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -378,7 +390,8 @@ style.finish(fig, "06_cost", f"measured, {machine.system}; medians, range of the
 print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 
 # %% [markdown]
-# Nobody's service is busy all day, so budget with the second price.
+# Nobody's service is busy all day, so budget with the second price. (The share of the day is our assumption, `BUSY` in
+# `serving/results.py`. Put in yours.)
 #
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
@@ -389,7 +402,7 @@ print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 
 # %%
 tokenizer = chat.load_tokenizer(options.model)
-own = helpers.run_dir("bench", "own.jsonl")  # ← your file: set its path, and drop the rest
+own = helpers.run_dir("bench", "own.jsonl")  # ← your file; then delete what writes this example
 prompts = []
 for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
     messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
@@ -438,13 +451,13 @@ client.close()
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. **Be stricter.** Allow a quarter of the objective's milliseconds. Guess from section 4's table: at which rates are
-#    nine requests in ten still in time?
+# 1. **Be stricter.** Allow a quarter of the objective's time to the first token, and half of its time for each further
+#    one. Guess from section 4's table: at which rates are nine requests in ten still in time?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# strict = [limit / 4 for limit in cfg.slo]
+# strict = cfg.slo[0] / 4, cfg.slo[1] / 2
 # style.words(results.summary(results.rows(measured, strict)))
 # ```
 #
@@ -459,7 +472,7 @@ client.close()
 #
 # ```python
 # knee, _ = knees[regime]
-# columns = ["delivered_rps", "e2el_p50_ms", "in_flight"]
+# columns = ["delivered_rps", "e2el_p50_ms", "in_flight"]  # e2el: a whole request, end to end
 # delivered, latency, in_flight = part[part.rate == knee][columns].median()
 # print(f"{delivered * latency / 1e3:.2g} by the law, {in_flight:.2g} counted")
 # ```
@@ -470,17 +483,20 @@ client.close()
 # </details>
 #
 # 3. **When does a drafter stop paying?** It (05) proposes four tokens, and the model checks them in one step. If it
-#    accepts two, the step makes three tokens, but it costs the arithmetic of five. Up to how many requests at once does
-#    the 31B's step of section 7 still wait for memory?
+#    accepts two, the step makes three tokens, but it costs the arithmetic of five. Up to how many requests at once, each
+#    with 1,024 tokens in its cache, does the 31B's step of section 7 still wait for memory?
 #
 # <details><summary>Solution</summary>
 #
 # ```python
-# print(reading / (5 * computing))
+# caches = limits.step_bytes(big, v6e8.options, 1, 1024) - limits.step_bytes(big, v6e8.options)
+# print(f"each further request: {1e3 * caches / v6e8.bandwidth:.3f} ms to read its cache, "
+#       f"{1e3 * 5 * computing:.3f} ms to compute five tokens")
 # ```
 #
-# It's about 108. But the cache of the v6e-8 holds 187,643 tokens (05, section 5), or 91 requests of 2,048. So it's full
-# before the arithmetic counts, and with such requests the drafter could at best triple the speed, before its own cost.
+# However many there are. Each further request brings its own cache, and reading it takes 0.077 ms, while the arithmetic
+# of its five tokens takes 0.043. So with such requests the drafter could at best triple the speed, before its own cost.
+# (All this at 100% of the peak and of the bandwidth. With short prompts and very many requests the arithmetic does win.)
 # </details>
 #
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)

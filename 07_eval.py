@@ -16,14 +16,15 @@
 # # 07 · pass@k that can be believed
 #
 # Is the tuned model better than its base, and how sure can you be? You'll judge one answer by hand, try to
-# cheat the judge, and compare both models problem by problem.
+# cheat the judge, and compare both models problem by problem. What's measured is *pass@k*, the chance that at least one
+# of k answers passes.
 #
 # | | |
 # |---|---|
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
-# | **Time and cost** | tiny: four to five minutes on two CPU cores without AVX-512 (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
+# | **Time and cost** | tiny: two to five minutes on two CPU cores (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 #
 # Every answer is saved before it's judged, so a second run asks for nothing and needs no server.
 
@@ -193,8 +194,9 @@ for ceiling in ceilings.values():
 # ## 5. Asking
 # **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a **plan**:
 # a wording, a number of answers, and how random they are. At `temperature` 0 the model always writes its likeliest
-# token. That's called **greedy**. With `top_p` of 0.95 it draws only from the likeliest tokens, just enough of them to
-# hold 95% of the probability. There are four wordings:
+# token. That's called **greedy**. The higher the temperature, the more often it takes an unlikely one. With `top_p` of
+# 0.95 it draws only from the likeliest tokens, just enough of them to hold 95% of the probability. There are four
+# wordings:
 #
 # - `trained chat` is the chat that the model was trained with. It's the main one.
 # - `official` is verilog-eval's own chat (without the one to four examples that it can put first).
@@ -228,7 +230,9 @@ prompts = asking.all_prompts(tasks, plans, meta.system, *render)
 example = next((problem for problem in problems if problem.name == COUNTER.name), problems[0])
 for wording, name in ways.one_of_each_wording(plans).items():
     shown = tokenizer.decode(prompts[wording, False, example])
-    print(f"── {name}\n{shown if len(shown) < 600 else '[...]' + shown[-300:]}\n")
+    if len(shown) > 600:
+        shown = f"{shown[:150]}\n[...]\n{shown[-300:]}"
+    print(f"── {name}\n{shown}\n")
 
 # %% [markdown]
 # It isn't a fair question if the answer stood in the training rows. So we compare the trained *answers* with the
@@ -247,7 +251,8 @@ exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 # verilog-eval's problems come from.
 #
 # Now we ask both models everything. Each answer becomes a line of `samples.jsonl` as soon as it arrives, with a hash of
-# all that it depends on. If you kill this anywhere, the next run asks only for what's missing.
+# all that it depends on. If you kill this anywhere, the next run asks only for what's missing. It takes two functions.
+# The first starts a server, if one is needed:
 
 # %%
 @contextmanager
@@ -259,16 +264,22 @@ def client_of(path):
                      alive=lambda: server.is_alive(place), key=options.key())
 
 
+# %% [markdown]
+# The second says what an answer depends on, and asks for those that aren't saved:
+
+# %%
 def answers_of(label, path, plans, tasks, prompts, folder=""):
     """All answers of one model, from disk where they are saved, else from a server."""
     maker = [weights.fingerprint(path), cfg.max_tokens, options.answering()]
     jobs = asking.plan_jobs(ways.asked_of(label, plans), tasks, prompts, maker)
     file = helpers.run_dir("eval", folder, label, "samples.jsonl")
+    print(f"{label}: {len(asking.read_samples(file, jobs))} of {len(jobs)} answers are saved")
     progress = helpers.Progress(len(jobs), f"{label}: answers", every=30.0)
     return asking.saved_or_asked(jobs, file, lambda: client_of(path), cfg.max_tokens, cfg.in_flight,
                                  lambda done, total: progress.update(done - progress.count))
 
 
+# %%
 replies = {label: answers_of(label, path, plans, tasks, prompts)
            for label, path in models.items()}
 
@@ -288,7 +299,8 @@ display(scores.categories(judged))
 
 # %% [markdown]
 # If the counts in the first lines aren't zero, our limits and rules may have cost a model points. A lot of *no code*
-# means that the model doesn't follow that wording. Now look at every sampled answer:
+# means that the model doesn't follow that wording. (*syntax* is code that the simulator can't parse; *compile* is code
+# that it parses and refuses, for an unknown name, say.) Now look at every sampled answer:
 
 # %%
 main = FIVE.name
@@ -377,10 +389,10 @@ pairs = scores.pairs_of(runs, [primary, *secondary])
 print(f"rival: the base by {rival}")
 
 # %% [markdown]
-# Both models fail on the hard problems. So we compare **pairs**: one difference for each problem, and then it doesn't
-# matter much how hard the problem is. If the models were equally good, you could swap their names on any problem, and a
-# plus would be as likely as a minus. So we flip the signs at random, up to 100,000 times. **p** is how often the mean
-# then lands at least as far from zero as ours. Six such flips:
+# Some problems are harder than others, for both models. So we compare **pairs**: one difference for each problem, and
+# then it doesn't matter much how hard the problem is. If the models were equally good, you could swap their names on any
+# problem, and a plus would be as likely as a minus. So we flip the signs at random, up to 100,000 times. **p** is how
+# often the mean then lands at least as far from zero as ours. Six such flips:
 
 # %%
 differences = pairs[primary]["values"]
@@ -391,7 +403,8 @@ print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().
 # %% [markdown]
 # Whoever looks at several comparisons will find one that looks good by chance. So the secondary ones are judged by
 # **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on, and
-# none may come out smaller than the one before it. If interval and p disagree, the verdict is *at the edge of luck*,
+# none may come out smaller than the one before it. (The primary p counts among them, so a secondary one may inherit its
+# product.) If interval and p disagree, the verdict is *at the edge of luck*,
 # which means: not decided.
 
 # %%
@@ -404,19 +417,26 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # **What did tuning teach?** Read three rows.
 #
 # - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, it learned to answer in it.
-# - *The primary row.* If it learned more than to answer, you see it here. The tiny base has read a corpus in which we
-#   broke many modules ([09](09_tiny_base.ipynb)), and it writes what it has read. So we think that a gain is mostly
-#   a *preference*, for the right one of two versions that it knows. Compare pass@5 in section 8, too: if the gain
-#   shrinks or turns there, tuning has changed what the model writes first, more than what it can write. (That's a hint
-#   and no proof: near 100% any gain has to shrink.) And ask again before you believe it: on our machines six draws of
-#   answers, from two trainings at size tiny, gave +5 to +14 points. We tried more steps, and a base with more bugs.
-#   Neither made it clearly more ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
+# - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: on our
+#   machines six draws of answers, from two trainings at size tiny, gave +5 to +14 points, ten on average, and three of
+#   the six, taken alone, could be luck.
 # - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill go along?
 #   Test the wordings that your users will use.
 #
 # And p knows nothing of another training seed: [11](11_qlora.ipynb), section 2, shows a difference of ten
-# points with p = 0.002 that disappeared with two more seeds. (At 31B the strongest rival is probably the base with
-# *thinking* switched on, so the long list of plans, `ways.LARGE`, asks that, too.)
+# points with p = 0.002 that disappeared with two more seeds.
+#
+# <details><summary>Where may a gain come from, and what would change it?</summary>
+#
+# The tiny base has read a corpus in which we broke many modules ([09](09_tiny_base.ipynb)), and it writes what it has
+# read. So we think that a gain is mostly a *preference*, for the right one of two versions that it knows. Compare pass@5
+# in section 8, too: if the gain gets smaller there, or becomes a loss, tuning has changed what the model writes first,
+# more than what it can write. (That's a hint and no proof: near 100% any gain has to shrink.)
+#
+# We tried more steps, and a base with more bugs. Neither made the gain clearly larger
+# ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)). At 31B the strongest rival is probably the base with
+# *thinking* switched on, so the long list of plans, `ways.LARGE`, asks that, too.
+# </details>
 #
 # **Say what your interval says, and no more.**
 #
@@ -446,10 +466,15 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 # %% [markdown]
 # **Which line of the code does it?** Find the lines that write to the output that's named below the table. Put the
 # inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute by hand. If you
-# get the answer's value, you've found the line. Fix it with `code.replace`, and `verilog.judge(problem, fixed)` should
-# pass. ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
+# get the answer's value, you've found the line. Fix it here, and it should pass.
+# ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
 # usual bugs. GTKWave and Surfer open `eval/failure.vcd`.)
-#
+
+# %%
+fixed = code  # ← code.replace("the wrong line", "a better one")
+print(verilog.judge(problem, fixed).category)
+
+# %% [markdown]
 # **Look at one failure before you believe a score.**
 #
 # ## 11. Keep it, and bring your own task
@@ -520,5 +545,5 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # the square root of the number of problems, so small gains are expensive. verilog-eval has 156 problems.
 # </details>
 #
-# Next: the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU that you don't have,
-# [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.
+# Next: [your own chats](own_data.ipynb), or the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU that
+# you don't have, [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.

@@ -24,7 +24,7 @@
 # | **Needs** | a TPU chip for Gemma 4 E2B (Colab's v5e-1 or v6e-1, or Kaggle's v5e-8), or any CPU to rehearse with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
-# | **Time and cost** | tiny: four to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
+# | **Time and cost** | tiny: three to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
 # Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
 #
@@ -66,8 +66,8 @@ helpers.machine(devices=1)
 # **What does a file have to look like?** It has one chat per line, for example `{"prompt": "...", "completion":
 # "..."}`, or a list of messages. ([All the
 # forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also with tools and reasoning.)
-# Three lines are yours to change. `SYSTEM` is a sentence that opens every chat, in training and whenever you ask, so say
-# in it what the model is for. `HELD_OUT` is the share that we don't train on, to test the model with.
+# Three lines are yours to change. `SYSTEM` is a sentence that opens every chat that doesn't bring its own, in training and
+# whenever you ask, so say in it what the model is for. `HELD_OUT` is the share that we don't train on, to test the model with.
 
 # %%
 FILE = ""        # "chats.jsonl", a dataset's name on the hub, or "upload" on Colab; "": the example
@@ -121,8 +121,9 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 
 # %% [markdown]
 # Blue is trained: what the model should write, and the `<turn|>` with which it stops. Gray is only read. So the model
-# learns to answer, and doesn't learn to ask. **If you see anything blue that your model should never say, fix your file
-# now.**
+# learns to answer, and doesn't learn to ask. (· is a space, ↵ a line break. If you see the word `thought`, that's an
+# empty thinking block, with which some of the Gemma 4 models are told to answer right away.) **If you see anything blue
+# that your model should never say, fix your file now.**
 #
 # ## 3. Train
 # **How does it learn?** The base model stays as it is. Beside each of its matrices we train two thin ones, and their
@@ -143,7 +144,7 @@ own.draw_losses(out / "log.txt", blind=len(tokenizer))
 # %% [markdown]
 # The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
 # token typically gets half of the probability.) The dotted line is a blind guess among all tokens. The tiny model starts
-# near it, because it has read Verilog, and no English sentence.
+# near it, most likely because it has read Verilog and specifications, but no sentence like these answers.
 #
 # The blue curve can go on falling, because the model can learn its rows by heart. The green curve is the one that
 # counts, because the model hasn't read those questions. (Both flatten because the learning rate falls to zero. That
@@ -181,11 +182,11 @@ for place, question in enumerate(exam[:3]):
 # **How many of the three tuned answers are right, down to each name and number?** Count them, and compare your count
 # with the scores of section 5.
 #
-# Now ask something yourself. Ask about your data first, then something that has nothing to do with it. If the base can
-# answer that and the tuned model can't, the tuned model has forgotten it. (The tiny base never knew.)
+# Now ask something yourself. The question below has nothing to do with your data: if the base can answer it and the
+# tuned model can't, the tuned model has forgotten it. (The tiny base never knew.) Then ask about your data.
 
 # %%
-MINE = "What is the capital of France?"
+MINE = "What is the capital of France?"  # ← your own question
 opening = [{"role": "system", "content": SYSTEM}] if SYSTEM else []
 messages = [*opening, {"role": "user", "content": MINE}]
 style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, MINE)
@@ -240,6 +241,9 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # In the lower panel you see the mean difference per question, with its 95% interval ([07](07_eval.ipynb), section 9).
 # If it holds zero, collect more questions before you believe in a difference. And if almost nothing is `exact`, the
 # model isn't done, however high its overlap.
+#
+# (If you choose `epochs` or rates by the green curve, the scores favor you a little, because both use the same held-out
+# questions. Keep a few rows in a second file, for a last test.)
 #
 # **Before you believe a score, try it on answers that you know to be wrong.**
 #
@@ -343,6 +347,6 @@ if HUB:
 # print(f"an answer to another question: {own.other_answers(exam, numbers):.0%}")
 # ```
 #
-# A right answer gets 1. Put `numbers` between `own.overlap` and `exact` in section 5, and it's drawn with its interval
-# and with what a wrong answer gets.
+# A right answer gets 1. Put `numbers` right after `details` in section 5's loop, and it's drawn with its interval and
+# with what a wrong answer gets.
 # </details>

@@ -23,9 +23,9 @@
 # | | |
 # |---|---|
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
-# | **Takes** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
-# | **Makes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Costs** | tiny: the first 40 of 1,600 steps, two minutes. All steps: 30 to 60 minutes on two cores |
+# | **Reads** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
+# | **Writes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
+# | **Time and cost** | tiny: the first 40 of 1,600 steps; the page takes about five minutes. All steps: an hour or more on two cores (69 minutes for the stored base, beside other work) |
 
 # %% [markdown]
 # ## Before we start
@@ -52,9 +52,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# **How long does it take to make a base?** All 1,600 `steps` take 30 to 60 minutes. This page takes the first 40
-# (`run_steps`) and then examines the *stored* weights. For a base of your own set `run_steps` to `steps`, and
-# `install` to `True` if it should replace the stored one.
+# **How long does it take to make a base?** All 1,600 `steps` take an hour or more: 69 minutes for the stored base, on two
+# cores that also did other work. This page takes the first 40 (`run_steps`) and then examines the *stored* weights. For a
+# base of your own set `run_steps` to `steps`, and `install` to `True` if it should replace the stored one.
 
 # %%
 import hashlib
@@ -140,6 +140,8 @@ for foreign in ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a"):
     assert not any(foreign in document for document in corpus)
 
 # %% [markdown]
+# **Look again at the document above. Is it right?** (It adds b to itself, so it's one of the two in five.)
+#
 # **The corpus holds right code and wrong code, and nothing that looks like a question.**
 #
 # ## 3. The tokenizer
@@ -173,8 +175,8 @@ assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
 style.fold_source("train_tokenizer: BPE behind 128 control tokens", pretrain.train_tokenizer)
 
 # %% [markdown]
-# Beside it goes a chat template that has the 31B's trap built in: a prompt ends in an *empty thought
-# channel*, and a stored model turn has none ([02](02_data.ipynb) deals with both).
+# Beside it goes a chat template that has the 31B's trap built in: a prompt that's made for generating ends in an *empty
+# thought channel*, but an answer in a stored chat doesn't begin with one ([02](02_data.ipynb) deals with both).
 #
 # **The tokenizer gives back every text unchanged, and its control tokens are Gemma 4's.**
 #
@@ -201,16 +203,7 @@ pd.DataFrame({"tiny": tiny_config, "31B": big_config}).loc[shown]
 # ### The forward pass in 36 lines
 # `weights` has Tunix's names, a text is a vector of token ids, and every letter
 # in an einsum is an axis: T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
-#
-# **Which three things here would you not find in Llama?**
-#
-# <details><summary>Answer</summary>
-#
-# Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
-# the root of H. And full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each
-# head. (The logits' soft cap and the scale of each layer's output count, too.)
-#
-# </details>
+# (*RoPE*, the function `rope`, writes a token's position into queries and keys by rotating pairs of their numbers.)
 
 # %%
 def norm(x, scale=1.0):
@@ -258,6 +251,16 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 
 # %% [markdown]
+# **If you know Llama: which three things here would you not find there?**
+#
+# <details><summary>Answer</summary>
+#
+# Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
+# the root of H. And full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each
+# head. (The logits' *soft cap*, which squeezes them into −30 to 30, and the scale of each layer's output count, too.)
+#
+# </details>
+#
 # Is that all? Then these lines must give Tunix's logits. We draw the first weights ourselves, because Tunix's own MLP
 # starts at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at 1/√H.
 
@@ -318,7 +321,8 @@ print(f"validation loss before training {before:.3f}, ln {seen.sum()} = {np.log(
 
 # %% [markdown]
 # (It's the line with `seen`.) A model that finds all n tokens equally likely has a loss of ln n nats. A random one is
-# a little worse, because it prefers some tokens for no reason: logits with a spread of 1 cost half a nat.
+# a little worse, because it prefers some tokens for no reason: if its logits have a standard deviation of 1, the loss is
+# half a nat higher.
 #
 # **If a token never occurs in your corpus, leave it out of the softmax.**
 #
@@ -351,6 +355,10 @@ log = pd.DataFrame(history)
 helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_format="%.6f"))
 
 # %% [markdown]
+# After 40 steps it only repeats lines of a comment. That's as far as this short run goes. Section 8 asks the stored base,
+# after all 1,600. (If the loss jumps up for a step, that's no fault. Each batch holds documents of about one length, and
+# the shortest ones are the hardest to foresee.)
+#
 # Is this the model that we ship? Then this run's losses must lie on the stored ones, because corpus and tokenizer are
 # the same bytes everywhere, and the arithmetic is the same up to rounding.
 
@@ -379,8 +387,8 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
     assert gap.head(40).max() < 0.1
 
 # %% [markdown]
-# **Most of the drop comes in the first 100 steps.** There the model learns what Verilog looks like. We read the slow
-# rest as learning to copy names and widths from the comment. The loss can't get to zero, because nobody can foresee a
+# **Most of the drop comes in the first 100 steps.** There the model learns what Verilog looks like. We think that in the
+# slow rest it learns to copy names and widths from the comment. The loss can't get to zero, because nobody can foresee a
 # bug.
 #
 # ## 7. Export in Hugging Face's names
@@ -454,10 +462,12 @@ for form, texts in replies.items():
 pd.DataFrame(passed).fillna(0).astype(int).T
 
 # %% [markdown]
-# So the base has learned the step from specification to module, even for names and widths that it never saw
-# together. Two things are missing. It doesn't answer a chat request, it continues it. And it writes what it has read,
-# bugs included. (That shows less in these answers, which take the likeliest token each time. There are many ways to be
-# wrong, so the right one can still be the likeliest.) Notebook 03 teaches the base how to answer. Whether that also
+# Most pass as a comment to continue, and none as a chat request. So the base has learned the step from specification to
+# module, even for names and widths that it never saw together. Two things are missing. It doesn't answer a chat request,
+# it continues it. And it writes what it has read, bugs included. (That shows less in these answers, which take the
+# likeliest token each time. Wrong code can go wrong in many ways, so each single bug is rarer than the right line, and
+# the right line often stays the likeliest.) If 07 counts one more or fewer of the same base, it's most likely because
+# it asks through a server, whose engine rounds differently, so a token can fall the other way. Notebook 03 teaches the base how to answer. Whether that also
 # teaches it to prefer right code is one of 07's questions.
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
@@ -479,8 +489,9 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 # <details><summary>Solution</summary>
 #
 # Write `v` for `norm(v)`, `True` for `full or back < …`, or `logits` for `30 * jnp.tanh(logits / 30)`. All three trip
-# the check. The soft cap moves the logits least, because it only bends large ones, and a fresh model has none. A
-# trained one does, so check with trained weights, too.
+# the check: on our CPU the logits move by up to 0.70, 0.52 and 0.08. The window moves them although the text has only
+# 103 tokens, so just the last seven notice. The soft cap moves them least, because it only bends large ones, and a fresh
+# model has none. A trained one does, so check with trained weights, too.
 # </details>
 #
 # 2. The comment of section 6 asks for AND, and a module has come as far as `assign z = a`. How likely does the stored
@@ -502,7 +513,7 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #     print(repr(base_tokenizer.decode([int(number)])), f"{shares[number]:.0%}")
 # ```
 #
-# `&` gets roughly the share of modules without a bug, and `|` nearly all of the rest. The base writes what it has
+# Our stored base gives `&` 64%, roughly the share of modules without a bug, and `|` 34%, nearly all of the rest. The base writes what it has
 # read, as often as it has read it.
 # </details>
 #

@@ -26,9 +26,9 @@
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 5 GB of memory, Icarus Verilog |
-# | **Takes** | the tiny base, `data/rl/` (two starts, stored runs), `appendix/world/` (problems) |
-# | **Makes** | figures |
-# | **Costs** | about two minutes on two cores; the stored runs took about two core-hours |
+# | **Reads** | the tiny base, `data/rl/` (two starts, stored runs), `appendix/world/` (problems) |
+# | **Writes** | figures |
+# | **Time and cost** | about two minutes on two cores; the stored runs took about two core-hours |
 
 # %% [markdown]
 # ## Before we start
@@ -56,8 +56,9 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What is there to gain?
 # **Why should a model get better without seeing a single new answer?** Because it often knows better than it
-# writes. 02's rows were curated: every answer had been checked. Most training sets aren't like that. So for this
-# page we fine-tuned a tiny base on rows that nobody had checked, and called the result the *start*.
+# writes. 02's rows are right by construction, because a program wrote each answer together with its request, apart
+# from a few that it broke on purpose. Most training sets aren't like that. So for this page we fine-tuned a tiny base on
+# rows that nobody had checked, and called the result the *start*.
 #
 # - In 20% of the start's rows the module has a bug.
 # - In 30% the module is called `top_module`, whatever the request says.
@@ -159,7 +160,7 @@ policy, moments = bench.learner.step(
 # | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [fixed later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# Four checks would have caught all of them, so whichever stack you take, begin with them.
+# Four checks should have caught all of them, so whichever stack you take, begin with them.
 #
 # *One: the sampler and the trainer give each token the same log-probability*, after a step, too. That covers the soft
 # cap, the temperature, and where an answer begins and ends. In the second line the trainer still has the weights
@@ -186,7 +187,7 @@ print(f"{len(moved)} of {len(new)} arrays moved; "
       f"of the {len(adapted)} that have adapters, {len(adapted - moved)} did not")
 
 # %% [markdown]
-# *Three: rewards that are all equal change nothing*, not even through the optimizer's momentum.
+# *Three: rewards that are all equal change nothing*, not even through the optimizer's running averages (its moments).
 
 # %%
 equal = rl.advantages(np.ones_like(rewards)).ravel()
@@ -249,7 +250,7 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 # | `reinforce` | its own answers, each times its advantage |
 # | `dpo` | the start's answers in pairs: one that passes beside one that fails, to the same prompt |
 # | `rejection` | the start's answers that pass, with 03's plain loss |
-# | `more_sft` | the unchecked rows again, with 03's plain loss |
+# | `more_sft` | the unchecked rows again, with 03's plain loss (*SFT* is supervised fine-tuning, which is what 03 does) |
 #
 # **DPO** (direct preference optimization) never samples from the model as it changes. Its loss wants the policy to
 # raise the passing answer of a pair more than the failing one. (`rl.dpo_factors` is its derivative, and a test
@@ -279,7 +280,8 @@ rl_figures.gains_table(passes, lab.COMPARED)
 #
 # Greedy answers tell a different story: no arm beats the start, and rejection sampling loses most. So the gain comes
 # from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The verdict
-# teaches the model not to stray, and doesn't improve what it would say first.
+# teaches the model not to stray, and doesn't improve what it would say first. So our guess of section 1 held, as far as
+# these problems can tell.
 #
 # **What happened on the way?** The thin lines are single steps, and the thick ones means of five, on training problems
 # at temperature 1 (where answers stray further, so the start passes less often than above).
@@ -335,8 +337,8 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 
 # Paid by the naive judge, the policy earns more, and in the last six steps not one answer works. Four of five print
 # the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line has died out after some
 # fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
-# The line earns nothing extra there and becomes rare as well, and somewhat more answers work. **And the held-out
-# problems?**
+# The line becomes rare there as well. We don't know why, because a stub that's spelled right compiles, and is paid like
+# any module. Somewhat more answers work. **And the held-out problems?**
 
 # %%
 judged = lab.held_out(runs, lab.JUDGES)
@@ -363,7 +365,8 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #
 # </details>
 #
-# **A policy learns what you pay for, and a judge that can be fooled costs you everything.**
+# **A judge that can be fooled costs you everything. One that's only lax cost us little here, but nothing made sure of
+# that.**
 #
 # ## Recap
 # - You can train with a testbench: an answer's advantage (its reward minus the mean of its prompt) is one more factor on
@@ -372,13 +375,13 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #   believe a curve.
 # - In our runs the verdict made sampled answers better, whichever of three algorithms used it. Greedy answers gained
 #   nothing.
-# - What you pay for is what you get, so try to fool a judge yourself before a policy does.
+# - A judge that can be fooled brought the score to zero, so try to fool yours before a policy does.
 #
 # If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.
 #
 # ### Exercises
-# 1. Break the first check: sample at a temperature of 0.8, and let `bench.logps` score the answers as before. How far
-#    apart are sampler and trainer now?
+# 1. Break the first check: sample at a temperature of 0.8 (`bench.sample(…, heat=0.8)`), and let `bench.logps` score the
+#    answers as before. How far apart are sampler and trainer now?
 #
 # <details><summary>Solution</summary>
 #

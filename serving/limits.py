@@ -22,7 +22,10 @@ LONG = 16_384  # tokens of the long request that a memory plan counts
 # What the caches of three servers of the 31B hold: server, chips, tokens. All are in bfloat16 on
 # v6e, of August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its report
 # of 2026-08-25 quotes the third from a preprint, Zimbres 2026.
-LOGGED = (("vLLM 0.26.1rc1", 4, 67_392), ("image v0.26.0", 4, 67_328), ("Zimbres", 8, 187_136))
+LOGGED = (
+    ("vLLM 0.26.1rc1", 4, 67_392),
+    ("image v0.26.0", 4, 67_328),
+    ("Zimbres 2026, a preprint", 8, 187_136))
 PROBE = """
 import os, time, torch
 torch.set_num_threads(1)

@@ -64,7 +64,8 @@ class Options:
         (), 'PEFT folders that are served beside the model, each as "NAME=FOLDER"; clients ask for '
         "NAME")
     implementation: str = setting(
-        "", 'MODEL_IMPL_TYPE on a TPU: "" (vLLM chooses), "flax_nnx" or "vllm" (torchax)')
+        "", 'MODEL_IMPL_TYPE on a TPU, whose model code: "" (vLLM chooses), "flax_nnx" (JAX) or '
+        '"vllm" (PyTorch; torchax runs it in JAX)')
     environment: tuple[str, ...] = setting(
         (), 'further variables of the server\'s process, as "NAME=value", or "NAME" for one that '
         "the shell has (a token, for example)")

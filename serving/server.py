@@ -28,8 +28,11 @@ from serving.records import ServerRecord, write_json
 from tables import files, hardware
 from tables.errors import UserError
 
+# The weights fit, and too little is left for the cache. In any other case of no memory, the cache
+# has filled a chip up to vLLM's share, and what's left is too little for the programs.
+NO_CACHE = re.compile(r"(?i)No available memory|KV cache is needed")
 NO_MEMORY = re.compile(r"(?i)out ?of ?memory|RESOURCE_EXHAUSTED|cannot allocate|MemoryError|"
-                       r"\bOOM\b|less than requested memory|No available memory|KV cache is needed")
+                       r"\bOOM\b|less than (requested|desired GPU) memory")
 NOISE = re.compile(r"\s*$|nanobind:|see https://nanobind| - (leaked|\.\.\. skipped)", re.I)
 AN_ERROR = re.compile(r"\w(Error|Exception): |error: ")
 # What a TPU server's log says when it starts in a slower way, and what that cost others. (Both
@@ -105,9 +108,12 @@ def last_lines(log: str | Path) -> str:
             break
 
     short = [line[:300] for line in shown]
-    if NO_MEMORY.search(text):
-        short.append("out of memory: end what else holds it, or lower max_model_len, "
-                     "or quantize the weights")
+    if NO_CACHE.search(text):
+        short.append("out of memory for the cache: lower max_model_len if it can't hold one "
+                     "request; otherwise take more chips, or quantize the weights")
+    elif NO_MEMORY.search(text):
+        short.append("out of memory: end what else holds it, or leave more to compute in: "
+                     'flags=("--gpu-memory-utilization", "0.85")')
     return "\n".join(short)
 
 

@@ -501,9 +501,12 @@ def test_a_server_that_does_not_start_shows_its_last_lines_and_leaves_nothing(fa
 def test_out_of_memory_says_what_to_do(tmp_path):
     log = tmp_path / "log"
     log.write_text("RESOURCE_EXHAUSTED: Out of memory allocating 3 bytes\n")
-    assert (
-        server.last_lines(log).splitlines()[-1].startswith("out of memory: end what else holds it")
-    )
+    told = server.last_lines(log).splitlines()[-1]
+    assert told.startswith("out of memory: end what else holds it")
+    assert "--gpu-memory-utilization" in told and "max_model_len" not in told
+    log.write_text("ValueError: To serve at least one request with the model's max seq len "
+                   "(16384), (15.0 GiB KV cache is needed, which is larger than ...\n")
+    assert "lower max_model_len" in server.last_lines(log).splitlines()[-1]
 
 
 def test_a_port_in_use_is_one_line(fake):

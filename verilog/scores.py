@@ -249,9 +249,9 @@ def oddities(frame: pd.DataFrame) -> str:
     depends_on_rule = frame.passed != frame.ours
     return (
         f"{is_cut.sum()} cut at max_tokens, "
-        f"{frame.late.sum()} failed only by the testbench's TIMEOUT, "
-        f"{is_refused.sum()} refused that verilog-eval would run, "
-        f"{depends_on_rule.sum()} with another verdict by our extraction rule")
+        f"{frame.late.sum()} failed only because the testbench ran out of time, "
+        f"{is_refused.sum()} refused by us that verilog-eval would run, "
+        f"{depends_on_rule.sum()} judged otherwise by our own rule for finding the module")
 
 
 def categories(judged: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
