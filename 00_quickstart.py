@@ -15,10 +15,10 @@
 #
 # # 00 · Three minutes: ask, fine-tune, ask again
 #
-# **Here's a model that has read a lot of Verilog and still can't answer a single request for it. Can it learn to?** You'll
-# watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and the training step are the
-# same code as for the 31B. *Verilog* is a language that describes digital circuits, and *Icarus Verilog* is a program
-# that simulates them, so nobody has to guess whether an answer is right.
+# **Here's a model that has read a lot of Verilog and still can't answer a single request in a chat. Can it learn to?**
+# You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and the training step
+# are the same code as for the 31B. *Verilog* is a language that describes digital circuits, and *Icarus Verilog* is a
+# program that simulates them, so nobody has to guess whether an answer is right.
 #
 # | | |
 # |---|---|
@@ -28,11 +28,6 @@
 # | **Time and cost** | 3 to 5 minutes to install, once; then about three minutes; free |
 #
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart the session once.
-#
-# The picture shows the whole series. The stops with a blue border are this page's: up to the *adapters* (the small
-# matrices that we train), then straight to the judge.
-#
-# ![A chat becomes token ids with a mask, then part of a packed row; LoRA trains A and B, a merge adds them to the weights, a server answers, and a judge simulates](../assets/figures/road.svg)
 
 # %% [markdown]
 # ## Before we start
@@ -60,7 +55,8 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What does the base model say?
 # The tiny Gemma 4 has read Verilog files that a program of ours wrote, many of them with a bug, because public code has
-# bugs, too ([09](09_tiny_base.ipynb)). But nobody has taught it to answer.
+# bugs, too ([09](09_tiny_base.ipynb)). Such a file describes *modules*, which are circuits with named ports. But nobody
+# has taught the model to answer.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. (`optax` is its `torch.optim`,
 # and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in ten minutes](14_jax.ipynb) and
@@ -106,11 +102,9 @@ def answer(model, requests):
 
 
 # %% [markdown]
-# We ask for the 38 modules (circuits with named ports) of a small benchmark. One of them is an up-down counter, which
-# will follow you through the series. No request that we train on equals one of the 38, but some come close: one, for
-# example, wants the same counter with another width, and with other names for the module and its output. (This page takes
-# 1,500 of the 4,000 training rows. Among all of them, one differs from our counter in nothing but the width:
-# [02](02_data.ipynb), section 5.)
+# We ask for the 38 modules of a small benchmark. One of them is an up-down counter, which will follow you through the
+# series. No request that we train on equals one of the 38, but some come close: one wants the same counter with another
+# width and other names ([02](02_data.ipynb), section 5).
 
 # %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
@@ -168,9 +162,9 @@ style.show_tokens(pieces, mask, "00_tokens")
 # **Everything is read; only the answer is trained.**
 #
 # ## 3. How does it learn? LoRA, in about two minutes
-# The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put two
-# thin ones, A and B, and add their product A·B to it. Only A and B are trained, and that's LoRA. `rank` says how thin they
-# are, and the product is multiplied by `alpha / rank` before it's added.
+# The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put
+# two thin ones, A and B, and add their product A·B to it. Only A and B, the *adapters*, are trained, and that's LoRA.
+# `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's added.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -327,17 +321,16 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # </details>
 #
-# ## Recap
-# - A base model goes on with a text. After a few dozen steps on A and B, this one answers.
-# - Everything is read, but only the answer is trained.
-# - A low loss doesn't tell you whether the details are right. The judge does.
-#
 # ## Where next?
 # Could the base have written Verilog all along? Yes, if you phrase the request as a comment above the module. But then it
 # makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
 #
-# The 31B is 8,400 times as large and uses the same programs. They've been compiled for a TPU but haven't run on one yet
+# The 31B is 8,400 times as large and uses the same code. We've compiled that code for a TPU, but it hasn't run on one yet
 # ([08](08_dryrun.ipynb)).
+#
+# Here's the whole series. This page went to the stops with a blue border: up to the adapters, then straight to the judge.
+#
+# ![A chat becomes token ids with a mask, then part of a packed row; LoRA trains A and B, a merge adds them to the weights, a server answers, and a judge simulates](../assets/figures/road.svg)
 #
 # - With your own chats: [own data](own_data.ipynb) needs only a file, on Colab or Kaggle.
 # - With a TPU: [01 · From nothing to a TPU machine that can run this](01_setup.ipynb).

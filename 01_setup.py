@@ -24,7 +24,7 @@
 # | **Needs** | any machine with Python 3.11; for the 31B a TPU: Kaggle's free one, or one that you rent from Google Cloud |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
-# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves (answers requests) 21.52 USD/h (published rates of May 2026, *on demand*: paid by the hour, and nobody takes the machine away) |
+# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves (answers requests) 21.52 USD/h (published rates of May 2026, *on demand*: paid by the hour, and nobody takes the machine away; section 4 rents in other ways) |
 
 # %% [markdown]
 # ## Before we start
@@ -52,8 +52,8 @@ helpers.machine()
 # %% [markdown]
 # ## 1. Can your machine run this?
 # **What can stop you before you've begun?** The disk may have no room for the model. There may be no TPU (Google's chip
-# for neural networks), or JAX (Google's array library, which trains the model) may not see its chips. And Icarus Verilog
-# may be missing, the simulator that grades the answers in 07.
+# for neural networks), or JAX (Google's array library, which trains the model) may not see its chips. And Icarus Verilog,
+# the simulator that grades the answers in 07, may be missing.
 #
 # What counts as enough depends on the size: `31b` is the model that this series is about, `e2b` (Gemma 4 E2B) is its
 # small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows the environment variable
@@ -83,7 +83,7 @@ TINY = replace(FULL, checkpoint_gb=0.01, needs_tpu=False)  # a CPU; 03 simulates
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
-# A TPU passes if 03's training step is known to fit there. The tiny model needs none.
+# A TPU passes if we know that 03's training step fits on it. The tiny model doesn't need a TPU.
 
 # %%
 slices = checks.slices_for(helpers.size(), cfg.base_dtype, cfg.needs_tpu)
@@ -104,15 +104,15 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 #
 # <details><summary>Answer</summary>
 #
-# 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But training needs more: *adapters*, the small
-# matrices that we train on top of the frozen weights; two more numbers that the optimizer remembers for each number in
-# them; and above all the *activations*. Those are the results of each layer, which the forward pass (from tokens to loss)
-# keeps for the backward pass (from loss to gradients).
+# 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But training needs more. It needs *adapters*,
+# the small matrices that we train on top of the frozen weights. For each number in the adapters, the optimizer remembers
+# two more. And above all there are the *activations*: the results of each layer, which the forward pass (from tokens to
+# loss) keeps for the backward pass (from loss to gradients).
 #
 # </details>
 #
-# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines. On
-# the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
+# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines of the
+# picture. On the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
@@ -129,13 +129,11 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
 # ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
 #
-# How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. The rest is
-# mostly *assumed*, and partly measured by others: nobody has timed downloading, loading, compiling and saving with our
-# code. (On a v5e-1 the E2B's step fits, but too many of its operations have no known cost, so we don't predict its time.)
-# [08](08_dryrun.ipynb), section 8, shows mesh, memory, speed and hours of every slice, and
-# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-columns-of-the-long-table) explains
-# its columns. We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe did, so that you can compare
-# our numbers with the paper's.
+# How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. (Not on a
+# v5e-1, where too many of the E2B's operations have no known cost.) The rest is mostly *assumed*, and partly measured by
+# others: nobody has timed downloading, loading, compiling and saving with our code. ([08](08_dryrun.ipynb), section 8,
+# has the speed and hours of every slice.) We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe
+# did, so that you can compare our numbers with the paper's.
 #
 # **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
 #
@@ -225,13 +223,13 @@ if can_compile:
 # **Do you have to pay at all?** Maybe not. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9 hours at a
 # time (Kaggle's rules in November 2026). You only have to wait for your turn: others waited between 20 minutes and 11
 # hours. The 31B fits there in int8 (compiled), although nobody has run it yet. `scripts/kaggle.sh smoke` tries the
-# machine with the small E2B in about twenty minutes (assumed), `scripts/kaggle.sh smoke SIZE=31b` tries the 31B itself,
-# and `scripts/kaggle.sh push` starts the whole series.
+# machine with the small E2B in about twenty minutes (assumed).
 #
 # If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
 # command-line tool), a project with billing, and *quota*, Google's permission to rent such chips.
-# ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by step.) Here it
-# only prints the start of each step's first command:
+# ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by step.) The
+# script has four steps: `check`, `create`, `run` and `delete`. Here nothing is rented, and you only see how the first
+# command of each step begins:
 
 # %%
 checks.show_rental(cfg.train_slice)
@@ -240,13 +238,13 @@ checks.show_rental(cfg.train_slice)
 # - `check` asks the model hub whether you've accepted the license, before anything costs money.
 # - `create` first tries *flex-start*: it waits in line, two hours at most, for a machine that costs less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Either machine deletes itself after
-#   three hours (the `3` above). If neither is available, it falls back to Google's older API, which we call *classic*. **A
-#   classic machine has no time limit: you pay until you delete it.**
+#   three hours (the `3` above). If neither is available, it falls back to Google's older API, which we call *classic*. A
+#   classic machine is spot capacity, too. **But it has no time limit: you pay until you delete it.**
 # - `run` copies a script to the machine and starts it. The script installs everything and runs 01 to 04. Checkpoints go
 #   to a *bucket*, a folder in Google Cloud Storage. So if the machine disappears, the same command on a new one continues.
 # - `delete` deletes the machine and its disk. The bucket stays.
 #
-# **You create a v6e-8 on a Friday without a limit on its run time, and forget it. What has it cost by Monday morning?**
+# **You rent a v6e-8 on demand on a Friday, without a time limit, and forget it. What has it cost by Monday morning?**
 #
 # <details><summary>Answer</summary>
 #
@@ -259,9 +257,8 @@ checks.show_rental(cfg.train_slice)
 #
 # **Chips cost the same busy or idle, so decide when a machine ends before you start it.**
 #
-# ## 5. What will you want to know in a month?
-# **Which machine was this result made on?** `setup.json` says so. It's written even if a check failed, so you can send
-# it to whoever helps you.
+# Last, we keep section 1's table in `setup.json`. It's written even if a check failed, so you can send it to whoever
+# helps you.
 
 # %%
 checks.save(helpers.run_dir("setup.json"), results,
@@ -272,16 +269,14 @@ checks.save(helpers.run_dir("setup.json"), results,
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ## Exercises
-# **Exercise 1: 30 dollars.** On which slices does 30 USD buy all of 03 for the 31B, even at the upper end of section
-# 2's table? Then add three quarters of an hour for installing, merging and copying (assumed; prices per hour: v5p-8
-# 16.80, v6e-8 21.52, v5e-8 9.60). Is any of them still safe?
+# **Exercise 1: 30 dollars.** On which slices does 30 USD buy all of 03 for the 31B, even at the upper end of section 2's
+# table? Why isn't the fastest one, a v5p-32, among them?
 #
 # <details><summary>Solution</summary>
 #
-# By the table alone: a v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). A v5p-32 isn't one of them: it's the
-# fastest, but downloading and compiling take as long there, at four times the price. The three quarters of an hour add
-# 12.6, 16.1 and 7.2 dollars. So at their upper ends all three cost more than 30 dollars, which means that 30 dollars may
-# not buy a whole run. That's why you'd start with a short one (`max_steps` in 03).
+# A v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). On a v5p-32, downloading and compiling take as long as on
+# a v5p-8, and every hour costs four times as much. But the table leaves out installing, merging and copying, so 30
+# dollars may not buy a whole run. Start with a short one (`max_steps` in 03).
 #
 # </details>
 #
