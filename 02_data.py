@@ -99,8 +99,8 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 #               validation=0.1, evaluation="")
 
 # %% [markdown]
-# The *published recipe* that this series follows (h2loop, arXiv 2605.25645) trained on CodeV-R1 (Zhu et al. 2025, license
-# CC BY-SA 4.0): specifications of hardware modules, with a reasoning model's answers, kept only if their Verilog can be
+# The *published recipe* that this series follows (arXiv 2605.25645) trained on CodeV-R1 (Zhu et al. 2025, license CC
+# BY-SA 4.0): specifications of hardware modules, with a reasoning model's answers, kept only if their Verilog can be
 # turned into a circuit. The tiny set has the same columns, but a program wrote it, and broke a few rows on purpose.
 #
 # Our running example is an up-down counter. 07's benchmark asks for one, so we don't train on that request. Here's a
@@ -120,14 +120,13 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # ## 2. Your own data
 # **Can you bring your own chats?** Yes. [own data](own_data.ipynb) tunes a model on your file, all on one page. To take
 # the file through this whole series instead, set `source` to a file, a folder or a dataset on the hub (`name`,
-# `name:configuration`, `name@revision`), `system` to your own sentence, and `RUN_DIR` to a new folder, so that you don't
-# overwrite the Verilog run.
+# `name:configuration`, `name@revision`), `system` to your own sentence, and `RUN_DIR` to a new folder. Train the E2B on
+# it, not the tiny model: the tiny tokenizer knows little but Verilog, so most chats get too long.
 #
-# Your rows may have any of [these four forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file).
-# If they have the columns `prompt` and `response`, as CodeV-R1's do, rename `response` to `completion`. Otherwise only
-# answers that hold one fenced Verilog module are kept. (A *fence* is a line of three backticks, before and after it.)
-#
-# Train the E2B on your rows, not the tiny model: the tiny tokenizer knows little but Verilog, so most chats get too long.
+# Your rows may have any of [these four
+# forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file). One trap: if your columns are called
+# `prompt` and `response`, your rows are taken for CodeV-R1's, and we keep only answers that hold one fenced Verilog
+# module. (A *fence* is a line of three backticks, before and after the code.) So rename `response` to `completion`.
 #
 # **Any chat that ends with an answer can be trained on.**
 #
@@ -139,7 +138,7 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 #   came out of that reasoning, and our model has to learn them without it. (`reasoning="kept"` puts it into Gemma 4's
 #   *thought channel*, the part of an answer where it thinks.)
 # - **We replace CodeV-R1's system text**, which asks for those tags. So the model knows only our sentence, and every
-#   later request has to bring it.
+#   later request has to begin with it.
 #
 # **Which of these answers would you train on?** Decide before you run the cell.
 
@@ -159,9 +158,9 @@ for name, response in cases.items():
 pd.Series(verdicts, name="verdict").to_frame()
 
 # %% [markdown]
-# In the third answer only the fence after the reasoning counts. With two of them we'd have to guess, and a module that's
-# cut in the middle teaches broken Verilog. In the last one the reasoning never ends, so nobody knows whether its fence is
-# the answer.
+# *Fences in the reasoning* is kept, because only the fence after the reasoning counts. With *several fences* we'd have to
+# guess which one is the answer. *Fence not closed* may hold half a module, which would teach broken Verilog. And in
+# *reasoning not closed* nobody knows whether the fence is the answer.
 #
 # Now all the rows. Nothing disappears silently: the table counts every reason, and the line above it names the columns
 # that we don't use.
@@ -179,9 +178,9 @@ style.words(pd.DataFrame(
 # **A dropped row costs one row, but a wrong row gets learned.**
 #
 # ## 4. From text to tokens: the model's own chat template
-# **What does a model see of a chat?** Only token ids. A few of them are control tokens: a turn opens with `<|turn>` and
-# closes with `<turn|>`. The *chat template* that comes with the model writes them, for us and for the server. So the
-# prompts that we train on have to be exactly what the server's template writes.
+# **What does a model see of a chat?** Only token ids. A few of them are control tokens: `<bos>` begins the sequence, and
+# a turn opens with `<|turn>` and closes with `<turn|>`. The *chat template* that comes with the model writes them, for us
+# and for the server. So the prompts that we train on have to be exactly what the server's template writes.
 
 # %%
 tokenizer = chat.load_tokenizer(cfg.base)
@@ -216,7 +215,7 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 # ```
 #
 # `chat.render` builds the tokens and the mask together, so there's nothing to align later. 05 and 07 send prompts that
-# come from the same function. Here's the picture to remember, our counter as the model sees it:
+# come from the same function. Here's the picture to remember, our counter as the model sees it. What's trained is blue:
 
 # %%
 chats = [data.as_messages(example, cfg.system, cfg.reasoning) for example in examples]
@@ -231,11 +230,8 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # <details><summary>And in a chat with several answers, or with tools?</summary>
 #
 # Every answer is trained. There's one flaw: the template writes an empty thought only before the last answer, so an
-# earlier one is trained in the form that it has as *history*, not in the form in which the server wrote it.
-# (`recipe.py` makes one example of each answer instead.)
-#
-# If the model calls a function, it writes the call, so that's trained. Your program writes the result, so that isn't
-# ([own data](own_data.ipynb), section 6).
+# earlier one is trained without it, although the server writes it after one. (`recipe.py` makes one example of each
+# answer instead.) For tools, see [own data](own_data.ipynb), section 6.
 #
 # </details>
 #
@@ -244,9 +240,9 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # ### A mask in the wrong place
 # **What if you build the tokens first, and then count where the answer begins?** The published recipe tokenized the whole
 # chat, and then every piece of it again to count lengths. But its tokenizer adds two tokens to each piece, `<bos>` and
-# `<eos>` (begin and end of a sequence). Three pieces come before the answer, so its mask starts 3 × 2 = 6 tokens late and
-# ends too late as well ([10](10_published.ipynb)). In the picture, the mask misses the six light orange tokens at the
-# start, and trains the two dark orange ones at the end by mistake.
+# `<eos>` (the end of a sequence). Three pieces come before the answer, so its mask starts 3 × 2 = 6 tokens late and ends
+# too late as well ([10](10_published.ipynb)). In the picture, the mask misses the six light orange tokens at the start,
+# and trains the two dark orange ones at the end by mistake.
 
 # %%
 compared = late_mask.one_question(running, otherwise=stored)
@@ -276,8 +272,8 @@ style.finish(late_mask.draw_runs(runs), "02_masks",
 # ## 5. Is the test in the training set?
 # **Could a model have seen the exam?** Then passing would prove nothing. So we compare every training prompt with every
 # exam prompt. Prompts that are equal except for case, spaces and line breaks get dropped in section 6. For the others we
-# use a common yardstick: we cut an exam prompt into all its runs of 13 consecutive words, look for the training prompt
-# that contains most of them, and report that share.
+# use a common yardstick. We cut an exam prompt into all its runs of 13 consecutive words. Then we look for the training
+# prompt that contains the largest share of these runs, and report that share.
 
 # %%
 exams = data.exam_prompts(cfg.evaluation, verilog.questions)
@@ -293,11 +289,11 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 # <details><summary>Answer</summary>
 #
 # Look at the words that only one of the two has. If they're little more than a width or a name, it's nearly a leak. The
-# counter is the worst case: one training row asks for it in the same words and with the same names, with 32 bits for 16.
-# (00 trains on the first 1,500 rows, without that one.) If the words name another task, the two share only phrases. The
-# tiny set has a lot of both, because one program wrote the rows and the exam. So a tiny model that passes has learned
-# these 38 kinds of modules, and we can't say more. In real data it would be an alarm. CodeV-R1's authors did remove rows
-# close to verilog-eval.
+# counter is the worst case: one training row asks for it in the same words and with the same names, only with 32 bits
+# instead of 16. (00 uses the first 1,500 rows, without that one.) If the words name another task, the two share only
+# phrases. The tiny set has a lot of both, because one program wrote the rows and the exam. So a tiny model that passes
+# has learned these 38 kinds of modules, and we can't say more. In real data it would be an alarm. CodeV-R1's authors did
+# remove rows close to verilog-eval.
 #
 # </details>
 #
@@ -305,9 +301,9 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # ## 6. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the middle of a
-# module. So where should the limit be? A low one loses examples. A high one wastes room: all rows have the same length,
-# so with one example in each, every row is as long as the limit. *Packing* puts several whole examples into a row.
-# Compare the two columns of real tokens:
+# module. So where should the limit be? A low limit loses examples. A high limit wastes room: all rows have the same
+# length, so with one example in each, every row is as long as the limit, and the rest of it is padding. *Packing* puts
+# several whole examples into a row. Compare the two columns of real tokens:
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
@@ -357,8 +353,7 @@ style.fold_source("fill_rows: best fit", packing.fill_rows)
 # %% [markdown]
 # A padding token costs almost as much as a real one, so a row that's twice as full trains twice as much text for nearly
 # the same work. With CodeV-R1's published lengths, packed rows of 4,096 are at least 95% full; with one example in each,
-# rows of 3,072 would be 30% full (`tests/test_data.py`). (In section 6, rows with one example were fuller than in this
-# picture, because there a row was only as long as the limit.)
+# rows of 3,072 would be 30% full (`tests/test_data.py`).
 #
 # **Packing is the cheapest speed-up in this series.**
 #
@@ -376,7 +371,8 @@ print(f"wrote {helpers.run_dir('data')}")
 # **03 checks these hashes before it trains on a single row.**
 #
 # ## Recap
-# - A training row is the prompt that the server will send, then the answer, then `<turn|>`. Only the last two are trained.
+# - A training row is the prompt that the server will send, then the answer, then `<turn|>`. Only the answer and its
+#   `<turn|>` are trained.
 # - A wrong mask or a leaked exam raises no error, so look at the tokens and compare the prompts.
 # - Drop what's too long, hold out by prompt, and pack what's left.
 #
@@ -420,26 +416,5 @@ print(f"wrote {helpers.run_dir('data')}")
 #
 # </details>
 #
-# 3. **Worst fit.** Would it be better to put an example into the *emptiest* row, because that leaves no small gaps? Guess
-#    how full the rows get, then try it.
-#
-# <details><summary>Solution</summary>
-#
-# ```python
-# free = []  # places left in each row
-# for example in np.random.default_rng(cfg.seed).permutation(parts["train"]):
-#     if not free or max(free) < lengths[example]:
-#         free.append(cfg.sequence_length)
-#     free[free.index(max(free))] -= lengths[example]
-# print(f"worst fit: {1 - sum(free) / len(free) / cfg.sequence_length:.1%} full")
-# print(f"best fit:  {facts['fill']:.1%} full")
-# ```
-#
-# Worst fit is worse. It spreads the free places over all rows, until no gap is large enough for a long example. The tiny
-# examples are much alike, so the difference is small. With lengths like CodeV-R1's, in rows of 2,048, worst fit fills 88%
-# and best fit 96%.
-#
-# </details>
-#
-# Next: [03 · LoRA on Gemma 4: every matrix, every token, every bit](03_train.ipynb), on these rows.
-# (If JAX is new to you, read [14 · JAX in ten minutes](14_jax.ipynb) first.)
+# Next: [03 · Fine-tuning Gemma 4 with LoRA on several chips](03_train.ipynb), on these rows. (If JAX is new to you, read
+# [14 · JAX in ten minutes](14_jax.ipynb) first.)

@@ -13,16 +13,16 @@
 # %% [markdown]
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/03_train.ipynb)
 #
-# # 03 · LoRA on Gemma 4: every matrix, every token, every bit
+# # 03 · Fine-tuning Gemma 4 with LoRA on several chips
 #
-# How does a model that only continues texts learn to write the module you asked for? You'll plan small adapters
-# for Gemma 4, ask it for an up-down counter, train the adapters, and ask again.
-# **If you've never used JAX, read [14 · JAX in ten minutes](14_jax.ipynb) first.**
+# How does a model that only continues texts learn to write the module you asked for? You'll plan *adapters* (small
+# matrices beside Gemma 4's own), ask the model for an up-down counter, train the adapters, and ask again. **If you've
+# never used JAX, read [14 · JAX in ten minutes](14_jax.ipynb) first.**
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
-# | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in `gs://` |
+# | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), a v6e-8 (8 chips, 31.25 GiB each) or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
+# | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in a bucket (`gs://…`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
 # | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
 
@@ -55,8 +55,8 @@ helpers.machine(devices=4)
 # you teach a model of 31 billion weights without touching any of them?**
 #
 # With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W,
-# which all stay frozen. For each W you train two thin matrices, which together are an *adapter*. A narrows the input of
-# W to r numbers (r is the `rank`), and B turns these into a correction of W's output, scaled by α/r (α is `alpha`):
+# which all stay frozen. For each W you train two thin matrices, its *adapter*. A narrows the input of W to r numbers (r
+# is the `rank`), and B turns these into a correction of W's output, scaled by α/r (α is `alpha`):
 #
 # ```python
 # y = x @ W + alpha / r * (x @ A) @ B
@@ -87,10 +87,10 @@ length = meta.sequence_length
 
 # %% [markdown]
 # ### Settings
-# **What do you have to choose?** Nothing, since everything has a default. The 31B's defaults mostly come from a published
-# recipe ([10](10_published.ipynb) asks how much of it holds). For several *slices* (groups of TPU chips)
-# [08](08_dryrun.ipynb) has compiled many variants of this page's step, and `settings_here` takes the one that fits yours
-# and is fastest by prediction.
+# **What do you have to choose?** Nothing, since everything has a default. The 31B's defaults mostly come from a paper
+# ([10](10_published.ipynb) checks its claims). For several *slices* (groups of TPU chips) [08](08_dryrun.ipynb) has
+# compiled many variants of this page's step. Of those that fit on your slice, `settings_here` takes the one that we
+# predict to be fastest.
 
 # %%
 FULL = train.Settings(**settings_here("31b", length))
@@ -122,9 +122,7 @@ shapes = programs.abstract(config, cfg, mesh)
 # %% [markdown]
 # Now count. Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. In
 # *full* layers tokens look back at all of them, and the heads have other shapes. (Attention runs several times side by
-# side, and each run is a *head*. Tunix names attention's modules after the einsum that they compute, as in
-# `torch.einsum`.) In the tiny model there are 16 query heads, and the rank is 16, too. So `(16, 32, 16)` stands for heads,
-# numbers of a head, rank.
+# side, and each run is a *head*.)
 
 # %%
 modules = gemma.adapted_modules(shapes)
@@ -135,6 +133,9 @@ print(f"{trainable:,} numbers to train, {trainable / frozen_numbers:.1%} of this
 pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
+# Tunix names attention's modules after the einsum that they compute, as in `torch.einsum`. In the tiny model's first row,
+# A's shape `(16, 32, 16)` means heads, numbers per head, rank. (Both 16s are the same by coincidence.)
+#
 # **Suppose the adapters miss one matrix, the key projection of the full layers. What does such a run look like?**
 #
 # <details><summary>Answer</summary>
@@ -149,9 +150,11 @@ pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="inde
 # ## 2. One batch
 # **What goes into one step?** Rows of notebook 02, with their `loss_mask`, `segment_ids` (which example a token belongs
 # to) and `positions`. A step's rows may not all fit into memory at once, so we cut them into *micro-batches* and add up
-# the gradients. A mesh has two axes, `fsdp` and `tp` (section 4). The first counts groups of chips that compute different
-# rows, and the second counts the chips of a group, which work on the same rows. So a micro-batch has `fsdp` times
-# `rows_per_device` rows. (Grain shuffles the rows and feeds them.)
+# the gradients.
+#
+# A mesh has two axes, `fsdp` and `tp` (section 4): there are `fsdp` groups of `tp` chips each. The chips of one group
+# work on the same rows, and different groups on different rows. `rows_per_device` counts the rows of one group, so a
+# micro-batch has `fsdp` times as many. (Grain, a data loader for JAX, shuffles the rows and feeds them.)
 
 # %%
 fsdp, tp = mesh.devices.shape
@@ -171,8 +174,8 @@ helpers.show_source(train.packed_mask)
 
 # %% [markdown]
 # Here's what it says of the batch's first row. In the upper picture each line is a token, and the colored columns are the
-# tokens that it may look at in a full layer. (In a sliding layer the triangle is a band along its long side. Padding looks
-# at padding, which harms nobody, and the picture leaves it white.)
+# tokens that it may look at in a full layer. (In a sliding layer only a band of the triangle is left, along the diagonal.
+# Padding looks at padding, which harms nobody, and the picture leaves it white.)
 
 # %%
 first = jax.tree.map(lambda array: array[0, 0], batch)
@@ -186,9 +189,10 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # ## 3. One step, compiled
 # **What exactly is the loss?** At every position the model predicts the *next* token: after `assign` it should say `y`,
-# after `assign y` it should say `=`. The loss of each prediction is −ln p, where p is the probability that the model
-# gave to the token that's really there. Only tokens that `loss_mask` marks are counted. We divide their sum only once,
-# for the whole step, so every token weighs the same ([14](14_jax.ipynb), section 3, shows what happens otherwise).
+# after `assign y` it should say `=`. The loss of each prediction is −ln p, where p is the probability that the model gave
+# to the token that's really there. Only the tokens that `loss_mask` marks count. We add up their losses over the whole
+# step and divide once, at the end, so every token weighs the same ([14](14_jax.ipynb), section 3, shows what happens
+# otherwise).
 #
 # **Only some tokens are trained. Which part of the model can we skip for the rest?**
 #
@@ -230,12 +234,10 @@ print(train.steps_in_words(cfg, steps))
 helpers.show_source(train.make_train_step)
 
 # %% [markdown]
-# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, takes the micro-batches one by one, so
-# only one micro-batch's activations are in memory at a time. (The loop itself can cost memory, too:
-# [08](08_dryrun.ipynb), section 3.) At the end AdamW changes the adapters. The step reads the frozen weights and
-# doesn't return them. ([14](14_jax.ipynb), section 6, says what that saves, and why we don't use Tunix's trainer.)
-# We also wrote attention ourselves: it takes `attention_block` queries at a time, and skips keys that none of them may
-# see.
+# `jax.value_and_grad` gives loss and gradient. Attention, which we wrote ourselves, takes `attention_block` queries at a
+# time, and skips keys that none of them may see. `jax.lax.scan`, a compiled loop, takes the micro-batches one by one, so
+# only one micro-batch's activations are in memory at a time. At the end AdamW changes the adapters. The step reads the
+# frozen weights and doesn't return them ([14](14_jax.ipynb), section 6, says what that saves).
 #
 # Compiling takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing* comes
 # first: JAX runs the Python function once, on shapes, and writes down every operation.)
@@ -274,11 +276,10 @@ held_by = programs.by_mesh(tiny, train.Settings(rank=16))
 pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
-# The base is cut along both axes, so a device holds the same share of it on any mesh. But an adapter's two matrices are
-# each cut along one axis only: along `tp` the one that touches heads or MLP columns, and along `fsdp` the other. The first
-# is nearly always the larger one. So adapters take the most memory where every device holds that one whole, with `tp=1`.
-# (On four chips, the 31B's base takes 14.3 GiB of each with any mesh. Rank-64 adapters take 805 MiB with (1, 4), 901 MiB
-# with (2, 2) and 1.41 GiB with (4, 1).)
+# The base is cut along both axes, so a device holds the same share of it on any mesh. But each of an adapter's two
+# matrices is cut along one axis only. The matrix that touches the heads or the MLP's columns is cut along `tp`, and the
+# other matrix along `fsdp`. The matrix that's cut along `tp` is nearly always the larger of the two. With `tp=1` nothing
+# cuts it, so every device holds it whole. That's why the adapters take the most memory there.
 #
 # **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
 #
@@ -292,8 +293,7 @@ model, load_seconds = quantized.load_onto(meta.base_model, base, config, mesh, c
 print(f"{frozen_numbers:,} parameters, {pictures.memory(gemma.gib(nnx.state(model)))} per device")
 
 # %% [markdown]
-# Now ask it for the up-down counter, and for three held-out modules of notebook 02. (If you brought your own data, your
-# first held-out question takes the counter's place.)
+# Now ask it for the up-down counter (with your own data: your first held-out question), and for three held-out modules.
 
 # %%
 samples = records.load_samples()
@@ -318,8 +318,8 @@ with helpers.phase("adding the adapters", every=60):
 # %% [markdown]
 # **What if the run is interrupted?** Then you restart the kernel and choose *Run All*, and it goes on from the newest
 # *checkpoint*. Orbax writes one to the disk every `checkpoint_every` steps. It holds what changes: the adapters, Adam's
-# moments, and the position in the data. It also holds the *recipe*, which is everything that decides what's being
-# trained.
+# moments, and the position in the data. It also holds the run's *recipe*: base, data, rank, learning rate and whatever
+# else decides what's being trained.
 
 # %%
 recipe = train.recipe_of_run(cfg, meta, base, steps, rows_per_step)
@@ -338,7 +338,7 @@ pictures.memory_table(held)
 
 # %% [markdown]
 # If a step doesn't fit, the temporaries are what you can shrink. They grow with `rows_per_device`, and `remat`
-# (rematerialization) keeps fewer activations and recomputes the rest.
+# (rematerialization, PyTorch's *activation checkpointing*) keeps fewer activations and recomputes the rest.
 #
 # What else does a run need? Every `validate_every` steps, `validate` computes the loss of rows that are never trained.
 # The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
@@ -365,8 +365,8 @@ nnx.update(model, state.adapters)
 manager.close()  # after the last checkpoint is written
 
 # %% [markdown]
-# What does 04 need to know? It's all in `recipe.json`. We write it right away, so whatever happens in the cells below,
-# your training is saved.
+# What does 04 need to know? The recipe and a few results, such as the last step. We write them to `recipe.json` right
+# away, so whatever happens in the cells below, your training is saved.
 
 # %%
 history = train.read_log(log_file)
@@ -384,9 +384,9 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# The heights of the two curves mean little: in the first epoch, the model hasn't seen the training rows either when their
-# loss is measured, and the few held-out rows may be easier. What counts is which way they're heading. **What does it mean
-# if the held-out loss rises while the training loss still falls?**
+# Don't compare how high the two curves are. In the first epoch every training row is new to the model when its loss is
+# measured, just like a held-out row. And the few held-out rows may simply be easier. What counts is where each curve is
+# heading. **What does it mean if the held-out loss rises while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
 #
@@ -415,8 +415,7 @@ same = sum(new.strip() == sample.answer.strip() for new, sample in zip(after[1:]
 print(f"{same} of {len(samples)} held-out answers match the dataset's to the letter")
 
 # %% [markdown]
-# (Matching the dataset to the letter is less of a test than it seems, because most tiny modules have only one natural
-# form.)
+# (That's an easy test, because most tiny modules have only one natural form.)
 #
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
@@ -450,8 +449,9 @@ again = earlier = None  # frees their arrays
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. What travels, weights or activations? Let a compiled program tell you. With which mesh do you expect (160, 640), the W
-#    of a `gate_proj`, and with which (4, 512, 160), the activations of four rows? (It takes about a minute.)
+# 1. What travels, weights or activations? This program compiles a step and lists the shapes that are gathered. With which
+#    mesh do you expect (160, 640) in the list, the W of a `gate_proj`? And with which mesh (4, 512, 160), the activations
+#    of four rows? (It takes about a minute.)
 #
 # ```python
 # import re
@@ -469,8 +469,7 @@ again = earlier = None  # frees their arrays
 # <details><summary>Solution</summary>
 #
 # With (4, 1) weights are gathered, and with (1, 4) activations instead. Thin matrices of the adapters, such as (160, 16),
-# travel in both. (That's the tiny model on four simulated devices. On a CPU the compiler adds up with *all-reduce*
-# instead of a reduce-scatter, which leaves the whole sum on every device.)
+# travel in both. (That's the tiny model on four simulated devices.)
 #
 # </details>
 #
@@ -491,8 +490,8 @@ again = earlier = None  # frees their arrays
 #         print(f"without {half}: {evaluate(without(half), frozen, held_out):.4f}")
 # ```
 #
-# The half whose absence costs more does more of the work. In our tiny run it's the MLP, by far. (The two losses don't add
-# up to anything, because each half was trained to rely on the other.)
+# The half whose absence costs more does more of the work. In our tiny run it's the MLP, by far. (You can't add up the two
+# increases, because each half was trained to rely on the other.)
 #
 # </details>
 #
@@ -506,8 +505,8 @@ again = earlier = None  # frees their arrays
 #
 # <details><summary>Solution</summary>
 #
-# An error that names the setting, with both values. Adam's moments and the schedule belong to the old rate, so going on
-# would give a run that no recipe describes.
+# An error that names the setting, with both values. Adam's moments and the schedule belong to the old rate, so neither
+# recipe would describe the run that goes on.
 #
 # </details>
 #
