@@ -15,15 +15,16 @@
 #
 # # 04 · From the checkpoint to a model every engine agrees on
 #
-# How do a few small matrices become part of a model of 62 GB, and how do you know that nothing got lost on the
-# way? You'll merge one matrix by hand, learn what's different about the others, and write a folder that vLLM (the
-# server of notebook 05) can serve as it is. The adapters are saved alone, too, for PEFT, Hugging Face's adapter library.
+# How do a few small matrices become part of a model of 62 GB, and how do you know that nothing got lost on the way?
+# You'll merge one matrix by hand, learn what's different about the others, and write a folder that *engines* (programs
+# that run a model, such as vLLM and transformers) load as it is. The adapters are saved alone, too, for PEFT, Hugging
+# Face's adapter library.
 #
 # | | |
 # |---|---|
 # | **Needs** | A CPU. Merging holds no model in memory (only the tiny one is loaded at the end, and asked); the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
-# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` (four bits a weight) if asked |
+# | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` (weights in four bits, arithmetic in 16) if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB), or fifteen and more if 03 stored the base as int8; no chip is used, so the TPU may already be given back |
 
 # %% [markdown]
@@ -51,10 +52,10 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. One matrix, by hand
-# **How do two thin matrices become part of a large one?** For each large matrix W notebook 03 left a pair of small
-# ones. `A` narrows the layer's input to `r` numbers (r is the rank), and `B` widens them to the output. 03 wrote
-# `y = x W + (alpha / r) · x A B`. Hugging Face stores W transposed, as `torch.nn.Linear` does. So here W is
-# `[out, in]`, the layer computes `x Wᵀ`, and merging adds `(alpha / r) · (A B)ᵀ` to W, once and for all.
+# **How do two thin matrices become part of a large one?** For each large matrix W notebook 03 left a pair of small ones,
+# and computed `y = x W + (alpha / r) · x A B` (r is the rank). Hugging Face stores W transposed, as `torch.nn.Linear`
+# does. So here W is `[out, in]`, the layer computes `x Wᵀ`, and merging adds `(alpha / r) · (A B)ᵀ` to W, once and for
+# all.
 #
 # You have nothing to decide: `train/recipe.json` brings rank, alpha and base along, and the settings below can stay as
 # they are.
@@ -137,9 +138,9 @@ print(f"rounding moved the matrix by {rounding:.3%} of its norm; the outputs dif
 np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 
 # %% [markdown]
-# By as much as rounding moved the matrix. Each output adds up many products. With random inputs,
-# their rounding errors add up in the same way as the products do, so the share of the error stays the same. That makes
-# it a sharp test: a wrong scale would be far off.
+# The outputs may differ by the same percentage by which rounding moved the matrix. Each output is a sum of many products.
+# With random inputs, the products' rounding errors add up just as the products do, so the relative error stays the same.
+# That makes it a sharp test: a wrong scale would be far off.
 #
 # **That's a complete merge, and it's right.** Two problems are left. Attention's adapters don't have the plain shapes
 # `[in, r]` and `[r, out]` (section 2). And 62 GB have to be merged on a small machine, without forgetting a matrix
@@ -148,14 +149,15 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 # ## 2. Two names for every matrix
 # **Why can't we do the same for every matrix?** Because two libraries store the same network differently: Tunix, which
 # trained it, and Hugging Face (HF), whose files everybody reads. HF has flat `[out, in]` matrices, but Tunix keeps
-# attention heads as an axis of their own. In *sliding* layers, which attend to a window of recent tokens, it also stores
-# the projections to keys and values as one array. *Full* layers attend to all tokens, and there one projection gives
-# both keys and values, so there's a `k_proj` and no `v_proj`.
+# attention heads as an axis of their own. In *sliding* layers (they attend to a window of recent tokens) Tunix also
+# stores the projections to keys and values as one array. *Full* layers attend to all tokens, and there one projection
+# gives both keys and values, so there's a `k_proj` and no `v_proj`.
 #
-# Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t`
-# tokens, `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or
-# values. Letters that are missing after the arrow are summed over. (Where a kind occurs in both kinds of layers, you see
-# the last layer, a full one, whose heads are twice as wide as those that you saw above. And here `r` and `N` happen to be 16 both.)
+# Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t` tokens,
+# `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or values.
+# Letters that are missing after the arrow are summed over. (If a matrix exists in sliding and in full layers, the table
+# shows the last layer's. That's a full layer, and its heads are twice as wide as those printed above. In the tiny model
+# `r` and `N` both happen to be 16.)
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -221,7 +223,8 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
 
 # %% [markdown]
 # `merge.json` has the hash of every file, and 05 checks it before it serves. If 03 stored the base as int8, as it does
-# with the 31B on a v5e-8, the adapters are added to the rounded weights that they were trained with.
+# with the 31B on a v5e-8, the adapters are added to the rounded weights that they were trained with. (Matrices that you
+# left without adapters on purpose are then written rounded, too.)
 #
 # **Does the folder know what the adapters knew?** We load it like any base model, without adapters, and ask it what
 # notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
@@ -236,15 +239,16 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 
 # %% [markdown]
 # `adapter/` holds the same fine-tune in two gigabytes (at 31B), in the format of
-# [PEFT](https://github.com/huggingface/peft). (Served beside a base, without merging, it runs on the *unrounded*
-# one, so after int8 training its answers can differ from the merged model's.)
+# [PEFT](https://github.com/huggingface/peft). (If you serve the adapter beside a base, without merging, it runs on the
+# *unrounded* base. So after training on int8 its answers can differ from the merged model's.)
 #
 # **Some layers have no `v_proj`. Why do we save an adapter for one anyway?**
 #
 # <details><summary>Answer</summary>
 #
-# For vLLM, which keeps q, k and v in one matrix. It loads such a `k_proj` *weight* into both the K and the V part, but
-# an *adapter* for `k_proj` reaches the K part only. So we save a copy for the V part, which PEFT ignores.
+# For vLLM, which keeps q, k and v in one matrix. For a layer without `v_proj`, vLLM loads the `k_proj` *weight* into both
+# the K part and the V part. But it loads a `k_proj` *adapter* into the K part only. So we save a copy of the adapter for
+# the V part. PEFT ignores that copy.
 #
 # </details>
 #
@@ -281,9 +285,9 @@ style.finish(pictures.draw_scales(runs), "04_scale",
              "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
-# At half strength fewer problems pass, and at one and a half times, too. In between, nothing changes that luck couldn't
-# explain. (The gray band is a rough yardstick for luck: if every problem passed with the same
-# chance as at scale 1, two runs in three would end inside it. So a point just outside of it means little.)
+# Without the adapters nothing passes, and at a quarter of their strength 22 of 38 do. From half to one and a half times
+# it's 26 to 31, and with a single run that's hard to tell from luck. (The gray band is a rough yardstick for luck: if
+# every problem passed with the same chance as at scale 1, two runs in three would end inside it.)
 #
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #
@@ -299,8 +303,8 @@ style.finish(pictures.draw_scales(runs), "04_scale",
 # | vLLM with the adapter, but without the copied `v_proj` | **1.4** |
 # | HF, base alone | 13 |
 #
-# The middle row is why such a test is worth its while: the adapter loads and the model answers, but one layer in six
-# uses its old values. (In bfloat16 any two engines differ by a few hundredths on average, with the untouched base, too.)
+# The middle row is why such a test is worth its while: the adapter loads and the model answers, but one layer in six uses
+# its old values.
 #
 # **All five paths are one model, up to the rounding of the arithmetic.**
 #
@@ -324,16 +328,13 @@ print(card)
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
 #
-# ([MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) says how to train on one machine and
-# serve on another.)
-#
 # **Publish how to ask the model, and not only what it is.**
 #
 # ## 7. Extra: four bits
-# **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits
-# a weight they'd leave room (05, section 5, does the arithmetic). Four bits give only sixteen values, so every 32
-# neighbors in a row get a step size of their own. It's chosen so that the number farthest from zero becomes -8 (if that
-# number is positive, the step is negative), and the others are rounded to whole numbers from -8 to 7.
+# **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits a
+# weight they'd leave room (05, section 5, does the arithmetic). Four bits give only sixteen values, so every 32 neighbors
+# in a row get a step size of their own. We choose it so that the number farthest from zero becomes -8 steps (if that
+# number is positive, the step is negative). The others are rounded to whole steps, from -8 to 7.
 
 # %%
 if cfg.four_bits:
@@ -342,7 +343,7 @@ if cfg.four_bits:
           f"{errors.max():.1%} of its norm")
 
 # %% [markdown]
-# **Will it give worse answers?** Only a judge can say. For a tiny model we have asked one
+# **Will it give worse answers?** For a tiny model we've asked 07's judge
 # ([stored](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/rounded/README.md)), with the weights as merged and in
 # four bits:
 
@@ -356,17 +357,15 @@ print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, fo
 
 # %% [markdown]
 # A minus means that fewer answers pass in four bits. In parentheses is a 95% interval: where the difference could
-# plausibly lie with other problems of this kind (07, section 8). If it holds zero, these problems show no loss, but a
-# small one could hide, and a larger model may behave otherwise.
-# ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve the folder,
-# and which base doesn't mind four bits.)
+# plausibly lie with other problems of this kind (07, section 8). If the interval includes zero, these problems don't show
+# a loss. But a small loss could still hide in it, and a larger model may behave differently.
+# ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve the folder.)
 #
 # **Four bits round far more coarsely than bfloat16 does, so judge before you serve.**
 #
 # ## Recap
 # - `merged/` is base + `(alpha / r) · (A B)ᵀ`: a float32 sum, rounded once. Every other byte is the base's.
 # - `adapter/` loads in PEFT and in vLLM, with the same log-probabilities up to rounding.
-# - `merge.json` has the hashes, so a copy can be checked.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -384,8 +383,7 @@ print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, fo
 # print(key_a.shape == value_a.shape, key_b.shape == value_b.shape)  # True True
 # ```
 #
-# The shapes are the same, so the lists would let it pass. The model would load, and add to its keys what was trained for
-# its values.
+# The shapes are the same, so the lists would let it pass, and the model would load.
 #
 # </details>
 #
