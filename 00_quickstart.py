@@ -169,7 +169,8 @@ style.show_tokens(pieces, mask, "00_tokens")
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
 tuned = gemma.inject_lora(base, rank=16, alpha=32.0, mesh=mesh)  # a new model; base stays
-# The learning rate rises for ten steps and then falls; one large gradient can't undo the others.
+# The learning rate rises for ten steps and then falls. A gradient longer than 1 is cut to 1, so
+# that a single one can't undo the others.
 rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_steps=STEPS)
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 
@@ -215,7 +216,7 @@ def snapshot(steps_done, adapters):
 adapters, optimizer_state, losses = state.adapters, state.opt_state, []
 order = np.random.default_rng(0).permutation(len(rows["tokens"]))
 progress = helpers.Progress(STEPS, "step", every=20)  # a line every 20 seconds
-with mesh:
+with mesh:  # on these devices
     for number in range(1, STEPS + 1):
         picked = order[(number - 1) * ROWS:number * ROWS]
         batch = train.batch_of(rows, picked, mesh)
@@ -272,7 +273,7 @@ style.squares(passed, "00_squares", f"{score}: a filled square is a problem that
 # what's wrong?** (The key to Verilog is at the end of section 1.)
 
 # %%
-readable = ("mismatch", "timeout", "runtime")  # such a failure has run, so it's worth reading
+readable = ("mismatch", "timeout", "runtime")  # these answers ran, so they're worth reading
 failed = [number for number, verdict in enumerate(judged["tuned"]) if not verdict.passed]
 failed.sort(key=lambda number: judged["tuned"][number].category not in readable)
 for number in failed[:1]:

@@ -71,10 +71,10 @@ from tpu_time import compiler, fit
 # %%
 @dataclass(frozen=True)
 class Settings:
-    train_slice: str = "v5p-8"        # for 01 to 04
+    train_slice: str = "v5p-8"        # a group of TPU chips (section 2), for 01 to 04
     checkpoint_gb: float = 62.5       # google/gemma-4-31B-it (published: arXiv 2605.25645, S2.3)
     needs_tpu: bool = True
-    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # of a weight
+    base_dtype: str = os.environ.get("BASE_DTYPE") or "bfloat16"  # of a frozen weight
 
 
 FULL = Settings()

@@ -80,10 +80,10 @@ class Settings:
     rows: int = 10_000                             # of 87,321, as in the published recipe
     max_tokens: int = 3_072                        # longer examples are dropped
     sequence_length: int = 4_096                   # of a packed row
-    reasoning: str = "stripped"                    # or "kept": inside Gemma's thought channel
+    reasoning: str = "stripped"                    # or "kept", between Gemma's marks for thoughts
     validation: float = 0.02                       # share of the prompts that is held out
-    # Its prompts mustn't be in the data. A folder of problems, a .jsonl of questions, or "": none
-    # {checkout}: where verilog-eval is cloned
+    # The exam: a folder of problems, a .jsonl of questions, or "" for none. Its prompts mustn't be
+    # in the training data. {checkout}: where verilog-eval is cloned
     evaluation: str = "{checkout}/dataset_spec-to-rtl"
     seed: int = 42
 

@@ -155,13 +155,14 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 #
 # Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t` tokens,
 # `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or values.
-# Letters that are missing after the arrow are summed over. (If a matrix exists in sliding and in full layers, the table
-# shows the last layer's. That's a full layer, and its heads are twice as wide as those printed above. In the tiny model
-# `r` and `N` both happen to be 16.)
+# Letters that are missing after the arrow are summed over. The table shows the first layer that has such a matrix. (In
+# the tiny model `r` and `N` both happen to be 16.)
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
-kinds = {target.kind: target for target in targets}  # the last of each kind
+kinds = {}  # the first of each kind
+for target in targets:
+    kinds.setdefault(target.kind, target)
 table = pictures.kinds_table(kinds.values(), recipe.rank)
 is_shown = table.Tunix.isin(["down_proj", "q_einsum", "kv_einsum"])
 display(style.words(table[is_shown]))

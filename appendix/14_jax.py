@@ -343,4 +343,4 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 #
 # </details>
 #
-# Next: [03 · LoRA on Gemma 4: every matrix, every token, every bit](03_train.ipynb)
+# Next: [03 · Fine-tuning Gemma 4 with LoRA on several chips](03_train.ipynb)
