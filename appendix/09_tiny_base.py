@@ -52,9 +52,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# **How long does it take to make a base?** All 1,600 `steps` take an hour or more: 69 minutes for the stored base, on two
-# cores that also did other work. This page takes the first 40 (`run_steps`) and then examines the *stored* weights. For a
-# base of your own set `run_steps` to `steps`, and `install` to `True` if it should replace the stored one.
+# **How long does it take to make a base?** All 1,600 `steps` take an hour or more, so this page takes the first 40
+# (`run_steps`) and then examines the *stored* weights. For a base of your own set `run_steps` to `steps`, and `install`
+# to `True` if it should replace the stored one.
 
 # %%
 import hashlib
@@ -80,7 +80,7 @@ class Settings:
     weight_decay: float = 0.05     # of matrices, not of norms
     seed: int = 0
     run_steps: int = 1_600         # of this run
-    install: bool = False          # True replaces assets/tiny_gemma4 by the result
+    install: bool = False          # True replaces assets/tiny_gemma4 with the result
 
 
 FULL = Settings()
@@ -92,8 +92,9 @@ print(f"{run_steps} of {cfg.steps} steps will be run")
 # %% [markdown]
 # ## 2. A small world of Verilog
 # **What should a tiny model read?** A world that's small enough for it. Our generator knows 38 families of
-# small modules, and draws operation, widths, port names and phrasing. Out come a specification in English, the Verilog,
-# and a Python function that tests compare with a simulation. Here's one draw from each family:
+# small modules. It picks the operation, the widths, the port names and the phrasing at random. Then it writes a
+# specification in English, the Verilog, and a Python function that our tests compare with a simulation. Here's one draw
+# from each family:
 
 # %%
 import random
@@ -119,7 +120,7 @@ draw = random.Random(8)
 counter = families.draw(draw, (families.updown,))
 print(counter.spec + "\n")
 print(bugs.bug(draw, counter).verilog())
-print(f"{make.BUG_SHARE:.0%} of the corpus' modules get a bug")
+print(f"{make.BUG_SHARE:.0%} of the modules in the corpus get a bug")
 
 # %% [markdown]
 # (It's the one with `!dir`.) A simulator nearly always notices: when [07](07_eval.ipynb)'s judge simulated 400 such
@@ -127,9 +128,9 @@ print(f"{make.BUG_SHARE:.0%} of the corpus' modules get a bug")
 #
 # ### The corpus: documents, not dialogues
 # A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
-# specifications without code. It must read no chat and no fence around code (three backticks), because the model
-# should learn those in notebook 03. And a hash sets aside one in eight combinations of family, widths and port names:
-# only the benchmark asks those.
+# specifications without code. It mustn't see a chat, or a fence around code (three backticks), because notebook 03 is
+# supposed to teach those. And one in eight combinations of family, widths and port names is kept for the benchmark. (A
+# hash decides which.)
 
 # %%
 corpus = list(make.documents(cfg.documents))
@@ -251,13 +252,13 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 
 
 # %% [markdown]
-# **If you know Llama: which three things here would you not find there?**
+# **If you know Llama: what here would you not find there?**
 #
 # <details><summary>Answer</summary>
 #
 # Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
-# the root of H. And full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each
-# head. (The logits' *soft cap*, which squeezes them into −30 to 30, and the scale of each layer's output count, too.)
+# the root of H. Full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each head. The
+# logits' *soft cap*, which squeezes them into −30 to 30. And the scale of each layer's output (`skip_scale`).
 #
 # </details>
 #
@@ -356,11 +357,11 @@ helpers.write_text(out / "pretrain_log.csv", log.to_csv(index=False, float_forma
 
 # %% [markdown]
 # After 40 steps it only repeats lines of a comment. That's as far as this short run goes. Section 8 asks the stored base,
-# after all 1,600. (If the loss jumps up for a step, that's no fault. Each batch holds documents of about one length, and
-# the shortest ones are the hardest to foresee.)
+# after all 1,600. (If the loss jumps up for a step, nothing is wrong. Each batch holds documents of about one length, and
+# the shortest ones are the hardest to predict.)
 #
-# Is this the model that we ship? Then this run's losses must lie on the stored ones, because corpus and tokenizer are
-# the same bytes everywhere, and the arithmetic is the same up to rounding.
+# Is this the model that we ship? Then this run has to reproduce the stored losses, because the corpus and the tokenizer
+# are the same bytes everywhere, and the arithmetic is the same up to rounding.
 
 # %%
 log_file = ASSETS / "pretrain_log.csv"
@@ -388,7 +389,7 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 
 # %% [markdown]
 # **Most of the drop comes in the first 100 steps.** There the model learns what Verilog looks like. We think that in the
-# slow rest it learns to copy names and widths from the comment. The loss can't get to zero, because nobody can foresee a
+# slow rest it learns to copy names and widths from the comment. The loss can't get to zero, because nobody can predict a
 # bug.
 #
 # ## 7. Export in Hugging Face's names
@@ -406,8 +407,7 @@ print(f"logits after reloading at most {apart:.1e} apart")
 assert apart < 1e-4
 
 # %% [markdown]
-# **In Hugging Face's names the weights are the same numbers, so other programs can read them.** A file beside them,
-# `pretrain.json`, says what a base was made from.
+# A file beside the weights, `pretrain.json`, says what a base was made from:
 
 # %%
 facts = {**asdict(cfg), "corpus_sha256": corpus_sha256,
@@ -421,6 +421,8 @@ same = [key for key in ("corpus_sha256", "tokenizer_sha256") if facts[key] == st
 print("identical to the stored base:", ", ".join(same))
 
 # %% [markdown]
+# **Hugging Face's names and shapes make the weights readable for other programs.**
+#
 # ## 8. What the base can do, and what it cannot
 # **Can it do anything yet?** We ask the benchmark's 38 problems in two ways: as a commented file to continue, the form
 # that it knows, and as a chat request, which it has never seen. ▶ stands before the reply.
@@ -466,9 +468,9 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 # module, even for names and widths that it never saw together. Two things are missing. It doesn't answer a chat request,
 # it continues it. And it writes what it has read, bugs included. (That shows less in these answers, which take the
 # likeliest token each time. Wrong code can go wrong in many ways, so each single bug is rarer than the right line, and
-# the right line often stays the likeliest.) If 07 counts one more or fewer of the same base, it's most likely because
-# it asks through a server, whose engine rounds differently, so a token can fall the other way. Notebook 03 teaches the base how to answer. Whether that also
-# teaches it to prefer right code is one of 07's questions.
+# the right line often stays the likeliest.) Notebook 03 teaches the base how to answer. Whether that also teaches it to
+# prefer right code is one of 07's questions. (07 may count one more or one fewer for the same base. It asks through a
+# server that rounds differently, which can tip a token.)
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 #
@@ -477,14 +479,13 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #   smaller sizes.
 # - You've read the architecture of the 31B's text model line by line, and checked your lines against Tunix's class.
 # - Tokens that never occur in the corpus stay out of the softmax, so that a later fine-tune can still learn them.
-# - A base writes what it has read, bugs included, and it needs a fine-tune to answer you.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md), which also says why
-# your losses in section 6 may leave the stored ones.
+# your losses in section 6 may differ from the stored ones.
 #
 # ### Exercises
 # 1. Break one of the 36 lines: leave out the norm of the values, the sliding window, or the soft cap of the logits,
-#    and run section 4's last two cells. Guess first: which moves the logits least?
+#    and run section 4's last two cells. Guess first: which change moves the logits least?
 #
 # <details><summary>Solution</summary>
 #
@@ -513,8 +514,8 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #     print(repr(base_tokenizer.decode([int(number)])), f"{shares[number]:.0%}")
 # ```
 #
-# Our stored base gives `&` 64%, roughly the share of modules without a bug, and `|` 34%, nearly all of the rest. The base writes what it has
-# read, as often as it has read it.
+# Our stored base gives `&` 64%, roughly the share of modules without a bug, and `|` 34%, nearly all of the rest. The
+# base writes what it has read, as often as it has read it.
 # </details>
 #
 # Back to [01 · From nothing to a TPU machine that can run this](01_setup.ipynb), or on to

@@ -56,12 +56,11 @@ helpers.machine()
 # **What exactly did the authors compare?** They fine-tuned Gemma 4 31B twice: on a v5p-8, which is a TPU
 # machine with four chips, and on two H100 GPUs. They also served the untuned model twice, with the
 # open-source server vLLM: on a v6e-8 with eight chips, and on two H100s. They chose the GPU machine "based
-# on cost equivalence" (S10.3): for serving, the GPUs cost 22.12 dollars an hour and the TPU 21.52. On this
-# page *TPU* and *GPU* mean these machines together with the software that ran on them.
+# on cost equivalence" (S10.3, which means section 10.3 of the paper): for serving, the GPUs cost 22.12 dollars an hour
+# and the TPU 21.52. On this page *TPU* and *GPU* mean these machines together with the software that ran on them.
 #
-# S8.1 means section 8.1 of the paper. Its draft, its code and the raw logs of a few short runs are public, too. Some
-# numbers are only in a figure, so we read them off, with an error of about 1%. (`data/published/README.md` has the
-# source of every number.)
+# The paper's draft, its code and the raw logs of a few short runs are public, too. Some numbers are only in a figure, so
+# we read them off, with an error of about 1%. (`data/published/README.md` has the source of every number.)
 #
 # In the paper's serving table, **TTFT** is the *time to the first token*: how long it takes to read the prompt
 # (*prefill*), waiting included. **TPOT** is the *time per output token* while the answer is written (*decoding*). **QPS**
@@ -92,25 +91,22 @@ display(shown.style.hide(axis="index"))
 # sooner.**
 #
 # ## 2. The arithmetic
-# **Do the ratios follow from the numbers beside them?** That's the easiest check, so we start with it. We
-# divide the two columns, round the result the way the paper rounded its claim, and compare.
+# **Do the ratios follow from the numbers beside them?** We divide the two columns, round the result the way the paper
+# rounded its claim, and compare.
 
 # %%
 claimed = published.claimed_ratios(results)
 agree = claimed.recomputed == claimed.claimed_ratio
 print(f"{agree.sum()} of {len(claimed)} ratios follow from their row; the others:")
 display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio", "recomputed"]])
-kinds = published.table("claims_recomputed").kind.value_counts()
-print(f"all {kinds.sum()} numbers that we recomputed (claims_recomputed.csv):", kinds.to_dict())
 
 # %% [markdown]
-# Fourteen of fifteen do, and the last one is harmless: 23.66 was cut to 23.6 instead of rounded up.
+# Fourteen of fifteen do, and the last one is harmless: 23.66 was cut to 23.6 instead of rounded up. (Of all 90 numbers
+# that we recomputed, 24 disagree by more than rounding: `data/published/claims_recomputed.csv`.) And the authors did
+# something rare: they published their code, their logs, the obstacles they met, and even a result that speaks against
+# the TPU.
 #
-# In the last line, *match* means that a number follows from the others, *rounding* that it's off by a cent or by its last
-# digit, and *substantive* that it disagrees. (*draft* numbers stand only in the draft.) And the authors did something
-# rare: they published their code, their logs, the obstacles they met, and even a result that speaks against the TPU.
-#
-# **The divisions are right. What we have to look at is the numbers that were divided.**
+# **These divisions are right. What we have to look at is the numbers that were divided.**
 #
 # ## 3. How fast can a prompt be read?
 # **Can a published time be too good to be true?** Yes, because no program computes faster than the chip's
@@ -141,8 +137,8 @@ for row in rows.itertuples():
 pd.DataFrame(read).style.format(precision=0).hide(axis="index")
 
 # %% [markdown]
-# Look at the last two rows. To read 15,360 tokens in 62 and 99 ms, the chips would have to compute at 2.2
-# and 5.1 times their peak. They can't, so the work must have been less than the label says. Either a part
+# Look at the last two rows. To read 15,360 tokens in 62 ms, the TPU would have to compute at 2.2 times its peak, and the
+# GPU, in 99 ms, at 5.1 times. They can't, so the work must have been less than the label says. Either a part
 # of the prompt wasn't read, because a cache already held it, or the prompts were shorter.
 #
 # The headline's 61 ms for 4,096 tokens is possible. But the server would have to reach 56% of its peak
@@ -155,7 +151,7 @@ pd.DataFrame(read).style.format(precision=0).hide(axis="index")
 # **What happens to TTFT when more requests come?** A figure in the draft (page 15) plots the median TTFT at 1 to 64
 # requests per second, for six prompt lengths, with 30 prompts per point. We can draw a floor into this figure, too. When
 # prompts come faster than they can be read, they wait in line, so the floor under the *median* rises with the load.
-# (For the row called 16k we count 7 prompts; section 6 explains why.)
+# (For 15,360 tokens, which the figure calls 16k, we count 7 prompts; section 6 explains why.)
 
 # %%
 sweep = limits.published_floors(published.table("qps_sweep_digitized"), config)
@@ -164,12 +160,12 @@ print(f"{sweep.too_fast.sum()} of {len(sweep)} points are more than 1.2 times to
 published.draw_sweep(sweep)
 
 # %% [markdown]
-# Solid lines are the published medians, dashed lines are their floors, and an open marker is a point that's more than
-# 1.2 times too fast. We allow 1.2 because the client sends its requests at random gaps. (A test draws such gaps 4,000
-# times: in more than 99% of the draws, all sixteen points stay impossible.)
+# Solid lines are the published medians, dashed lines are their floors, and an open marker is a point that's too fast by
+# a factor of more than 1.2. We allow 1.2 because the client sends its requests at random gaps. (A test says that it's
+# enough.)
 #
-# You'd expect the wait to grow with the load. From 1 to 2 requests per second it grows in only three of the twelve
-# series. In the other nine, TTFT *falls*, and then it stays within a factor of 1.4 up to 16.
+# You'd expect the wait to grow with the load. From 1 to 2 requests per second, TTFT grows in only three of the twelve
+# series. In the other nine it *falls*, and from 2 to 16 it hardly changes (by a factor of 1.4 at most).
 #
 # **Sixteen of the 84 points are faster than the chips allow, and in nine of twelve series a higher load
 # means a shorter wait.**
@@ -235,23 +231,25 @@ published.draw_headline(parts, headline.claimed_ratio)
 middle = (published.PROMPTS + 1) / 2
 for qps in (4, 8, 16, 32, 64):
     s = (value.loc[(4096, "gpu"), qps] + 1e3 * (middle - 1) / qps) / middle
-    print(f"GPU at QPS {qps}: {s:.0f} ms per prompt, {qps * s / 1e3:.0%} of its time asked for")
+    print(f"GPU at QPS {qps}: {s:.0f} ms per prompt, so it's asked for "
+          f"{qps * s / 1e3:.0%} of its time")
 
 # %% [markdown]
-# One number explains all five points: 0.32 seconds per prompt. At 4 requests per second the GPU is asked for 130% of
-# what it can do. So its queue grows for as long as requests come, and its median depends on how many the client sends
-# (exercise 2).
+# One number explains all five points: 0.32 to 0.33 seconds per prompt. At 4 requests per second the GPU is asked for
+# 130% of what it can do. So its queue grows for as long as requests come, and its median depends on how many the client
+# sends (exercise 2).
 #
 # What's the cold ratio at other lengths? It's 1.2 to 1.4 for shorter prompts. For longer ones the GPU has a queue even
-# at one request per second, so the ratio there mixes both.
+# at one request per second, so the ratio there mixes reading with waiting.
 #
-# **Why does the TPU read 16k tokens faster than 8,192?**
+# **Why does the TPU read 15,360 tokens faster than 8,192?**
 #
 # <details><summary>Answer</summary>
 #
 # It doesn't. The row ran a different workload than its label says. At 64 requests per second nearly all the
-# answers are written at the same time, and each gets one token per TPOT, 13.5 ms. So 474 tokens per second make 6.4
-# answers, not 30. Seven prompts with answers of 256 tokens fit both ends of the curve, on both machines.
+# answers are written at the same time, and each gets one token per TPOT. The table says 474 tokens per second for this
+# row. At 13.5 ms a token, that's 6.4 answers at a time, not 30. Seven prompts with answers of 256 tokens fit both ends
+# of the curve, on both machines.
 # </details>
 #
 # **Of the 23.6 times, 2.7 remain if both machines start cold. The rest is a queue on one side and most likely
@@ -273,8 +271,9 @@ runs[[*shown, "answers in progress"]].style.hide(axis="index").format(precision=
 
 # %% [markdown]
 # With more prompts, the TPU made 1.6 to 2.3 times the 1,404. (In three of the four runs the prompts were shorter, too.)
-# The run with 256 prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and each of these requests needs up to 2,048.
-# So the cache holds about 91 of them, and the others have to wait. The last column agrees.
+# The run with 256 prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and each of
+# these requests needs up to 2,048. So the cache holds about 91 of them, and the others have to wait. The last column
+# agrees.
 #
 # The GPU can do more, too: its only public run with 64 prompts made 3,158 tokens per second, where the TPU made 3,253.
 #
@@ -299,8 +298,8 @@ print(f"cheaper by the measured runs: {paid.gpu / paid.tpu:.2f} times; at equal 
 
 # %% [markdown]
 # Neither machine was busy. Less than a tenth of either peak went into real tokens. (On the TPU 70% of the tokens were
-# padding; the GPU's code isn't public.) And the dollars depend on how busy the chips are: in these two runs the TPU was
-# 2.12 times cheaper, but if both machines used the same share of their peaks, it would be 1.22 times.
+# padding. For the GPU we can't say, because its code isn't public.) And the dollars depend on how busy the chips are: in
+# these two runs the TPU was 2.12 times cheaper, but at the same share of both peaks it would be 1.22 times.
 #
 # Did both at least train the same thing? S5.1 says *"Both runs used identical hyperparameters"*, and that doesn't hold:
 #
@@ -373,9 +372,6 @@ day = gpu_usd / tpu_usd
 # *holds* if the published numbers support it. It *does not hold* if they contradict it, and it *cannot be known* if they
 # don't decide. A claim can hold and still mislead: 23.6 is the right quotient of two published medians, but section 6
 # shows what they measure.
-#
-# (Some words in the table: *ITL* is the gap between two tokens, and *P99* the value that 1% of them exceed. *ICI* and
-# *NVLink* are the links between chips. A *bucket* is a size that the server rounds a batch up to.)
 
 # %%
 verdicts = published.table("verdicts").astype({"section": str})
@@ -384,15 +380,24 @@ left = [{"selector": name, "props": "text-align: left"} for name in ("th", "td")
 verdicts.drop(columns="seen_in").style.hide(axis="index").set_table_styles(left)
 
 # %% [markdown]
+# <details><summary>Words in the table</summary>
+#
+# *ITL* is the gap between two tokens, and *P99* the value that 1% of them exceed. *ICI* and *NVLink* are the links
+# between chips. A *bucket* is a size that the server rounds a batch up to.
+#
+# </details>
+#
 # Three causes come back in the column of evidence: a prefix cache that was most likely warm, too few requests per point,
-# and explanations without a profile. `data/published/corrections.csv` lists what this series does differently.
+# and explanations without a *profile*, a record of where the time went. `data/published/corrections.csv` lists what
+# this series does differently.
 #
 # **Before you believe a benchmark, ask three things: was the cache cold, how many requests were there, and
 # where's the profile?**
 
 # %%
 helpers.write_json(helpers.run_dir("published.json"), {
-    "too_fast_in_sweep": int(sweep.too_fast.sum()), "claims": kinds.to_dict(),
+    "too_fast_in_sweep": int(sweep.too_fast.sum()),
+    "claims": published.table("claims_recomputed").kind.value_counts().to_dict(),
     "headline_parts": {name: round(float(part), 3) for name, part in parts.items()},
     "pass@1_difference": round(gap, 4), "sign_flip_p": round(flip, 4), "z": round(z, 2),
     "sign_flip_p_undisputed": round(sound_flip, 4), "cost_ratio_24h": round(day, 3)})
@@ -439,8 +444,9 @@ helpers.write_json(helpers.run_dir("published.json"), {
 # print(one.sum(), gap[one].sum(), gap[~one].sum())
 # ```
 #
-# Only one of the models solves 15 of the problems: the GPU-trained one 9, the other 6. They account for 16 of the 44
-# passes that lie between the two. The other 28 come from problems that both can solve. So it's mostly how often.
+# Fifteen problems were solved by only one of the models: 9 by the GPU-trained one, 6 by the other. They account for 16
+# of the 44 passes that lie between the two. The other 28 come from problems that both can solve. So the gap is mostly
+# about how often.
 #
 # </details>
 #

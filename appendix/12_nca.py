@@ -25,9 +25,9 @@
 # | | |
 # |---|---|
 # | **Needs** | one CPU, 3 GB of memory |
-# | **Takes** | `data/nca/` (stored runs) |
-# | **Makes** | figures |
-# | **Costs** | half a minute on two cores; the stored runs an hour on one |
+# | **Reads** | `data/nca/` (stored runs) |
+# | **Writes** | figures |
+# | **Time and cost** | half a minute on two cores; the stored runs an hour on one |
 
 # %% [markdown]
 # ## Before we start
@@ -183,11 +183,11 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 
 # %% [markdown]
 # Each bar is the interval of one comparison, and there are eight. With so many chances, one of eight ordinary
-# 95% intervals could easily be wrong. So the bars are wider: all eight are right together in 95% of such
-# experiments (Bonferroni's correction).
+# 95% intervals could easily be wrong. So the bars are wider: all eight are right together in at least 95%
+# of such experiments (Bonferroni's correction).
 #
 # - **Films are a worse start than nothing.** Their loss ends 0.056 nats above that of `scratch`. It's also 0.114
-#   above that of `text`, and it's worse in each of the five pairs.
+#   above that of `text`. With each of the five seeds the films lose to both.
 # - **We see no sign that it matters how the world moves.** Shuffled films and brackets end above `scratch`,
 #   too. Whether they're better or worse than the films could be luck, because both intervals include zero.
 # - **Text before text may help a little.** After 100 steps it's 0.23 below `scratch` (`data/nca` has the

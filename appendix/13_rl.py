@@ -56,9 +56,9 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What is there to gain?
 # **Why should a model get better without seeing a single new answer?** Because it often knows better than it
-# writes. 02's rows are right by construction, because a program wrote each answer together with its request, apart
-# from a few that it broke on purpose. Most training sets aren't like that. So for this page we fine-tuned a tiny base on
-# rows that nobody had checked, and called the result the *start*.
+# writes. 02's rows are right by construction: a program wrote each answer together with its request. (It broke a few of
+# them on purpose.) Most training sets aren't like that. So for this page we fine-tuned a tiny base on rows that nobody
+# had checked, and called the result the *start*.
 #
 # - In 20% of the start's rows the module has a bug.
 # - In 30% the module is called `top_module`, whatever the request says.
@@ -84,15 +84,15 @@ passes = lab.drawn_passes(runs)
 
 # %% [markdown]
 # In percent, the start is right far more often in five tries than in one. So it can write the right module, but often
-# it writes a wrong one. It doesn't need new knowledge, it needs to choose better.
+# it writes a wrong one.
 #
 # **Our guess: a reward teaches nothing new, and only chooses among what the model can write already.**
 #
 # ## 2. How does a reward become a training step?
-# **Where do rewards come from?** Any problem with a testbench can pay, as long as the exam doesn't ask it. So the
-# generator that wrote 02's data writes 300 more, with no prompt and no combination of circuit, widths and port
-# names that the exam has. Here's the first one with its reference, and how the start does on the first eight, with
-# four answers to each:
+# **Where do rewards come from?** Any problem with a testbench can give a reward, as long as it isn't in the exam. So the
+# generator that wrote 02's data writes 300 more. None of them shares a prompt with the exam, or a combination of
+# circuit, widths and port names. Here's the first one with its reference, and how the start does on the first eight,
+# with four answers to each:
 
 # %%
 bench = lab.Bench()
@@ -108,12 +108,12 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 
 # %% [markdown]
 # Each number is a percentage of a problem's four answers. `verilog` is what passes our judge, and `renamed` is what's
-# called `top_module`.
+# called `top_module`. `compiles` is what compiles together with the testbench, so a module with the wrong name doesn't.
 #
-# **But what do you do with a verdict that has no gradient?** The usual algorithm, GRPO, has many parts: a frozen
-# reference model, a *KL term* (a kind of distance) that keeps the *policy* (the model that's being trained) near it, a
-# clipped ratio of new to old probabilities, and two divisions, by the spread of the rewards and by the answer's length.
-# Take all of that away, and what's left is REINFORCE, from 1992:
+# **But what do you do with a verdict that has no gradient?** The usual algorithm, GRPO (group relative policy
+# optimization), has many parts: a frozen reference model, a *KL term* (a kind of distance) that keeps the *policy* (the
+# model that's being trained) near it, a clipped ratio of new to old probabilities, and two divisions, by the spread of
+# the rewards and by the answer's length. Take all of that away, and what's left is REINFORCE, from 1992:
 #
 # 1. Sample several answers to each prompt from the policy as it is now.
 # 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
@@ -129,8 +129,8 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 # solves sometimes is of use. That's why CodeV-R1 throws away the easy ones first.
 # </details>
 #
-# In code, the advantage is a factor on the loss, over rows that are packed as in 02. We take one step with the 32 answers
-# from above:
+# In code, the advantage is a factor on the loss, over rows that are packed as in 02. We take one step with the 32
+# answers from above:
 
 # %%
 helpers.show_source(rl.advantages)
@@ -160,7 +160,7 @@ policy, moments = bench.learner.step(
 # | the sampler kept its first weights: no name matched, and one warning said so | Tunix 0.1.7 with vLLM's TPU package since July 2026, tried here; [fixed later](https://github.com/google/tunix/commit/71eef52c54e7de574a7c47f6e99adc1a1de5948d) |
 # | log-probabilities with a wrong soft cap: a KL of 0.24 before the first step | [unsloth-zoo 593](https://github.com/unslothai/unsloth-zoo/pull/593) |
 #
-# Four checks should have caught all of them, so whichever stack you take, begin with them.
+# Four checks would have caught all of them, so whichever stack you take, begin with them.
 #
 # *One: the sampler and the trainer give each token the same log-probability*, after a step, too. That covers the soft
 # cap, the temperature, and where an answer begins and ends. In the second line the trainer still has the weights
@@ -201,8 +201,9 @@ print("changed:", bool((rl_tunix.flat(after) != rl_tunix.flat(policy)).any()))
 #
 # ## 4. What happens if we put GRPO's parts back?
 # **Is our step the right one, or did we take away too much?** Tunix 0.1.7 has all the parts in one class,
-# `GRPOLearner`. We let it take one step from our start, on six problems, with our judge and its default settings,
-# but with plain gradient descent at rate 1. So what it subtracts from the weights *is* its gradient.
+# `GRPOLearner`. We let it take one step from our start, on four answers to each of six problems, with our judge and
+# Tunix's default settings for GRPO, but with plain gradient descent at rate 1. So what it subtracts from the weights
+# *is* its gradient.
 
 # %%
 style.fold_source("grpo_step: how Tunix takes its step", rl_tunix.grpo_step)
@@ -229,7 +230,7 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 
 # %% [markdown]
 # With everything put back the two gradients agree, although the two steps share no code but the model. (In the first
-# step on an answer the ratio is 1, and nothing is clipped.)
+# step on an answer, new and old probabilities are equal, so nothing is clipped.)
 #
 # - **Dividing by the answer's tokens** turns the gradient most: tokens of short answers get more weight.
 # - **Dividing by the spread** mostly makes it larger. Four rewards of 0 and 1 have a spread of 0.50 or 0.58.
@@ -242,8 +243,8 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 # **Put GRPO's parts back and you get Tunix's gradient. So our step is GRPO without them.**
 #
 # ## 5. Does it help?
-# **Is the reward worth the trouble, or would the same answers help as much in a simpler way?** Four *arms*, that is
-# ways to go on, leave from the same start. Each takes 20 steps. The first three look at equally many answers.
+# **Is the reward worth the trouble, or would the same answers help as much in a simpler way?** We go on from the same
+# start in four ways, which we call *arms*. Each takes 20 steps. The first three look at equally many answers.
 #
 # | arm | what it trains on |
 # |---|---|
@@ -252,9 +253,9 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 # | `rejection` | the start's answers that pass, with 03's plain loss |
 # | `more_sft` | the unchecked rows again, with 03's plain loss (*SFT* is supervised fine-tuning, which is what 03 does) |
 #
-# **DPO** (direct preference optimization) never samples from the model as it changes. Its loss wants the policy to
-# raise the passing answer of a pair more than the failing one. (`rl.dpo_factors` is its derivative, and a test
-# compares it with Tunix's own `DPOTrainer`.)
+# **DPO** (direct preference optimization) never samples from the model as it changes. Its loss asks the policy to raise
+# the probability of a pair's passing answer more than that of the failing one. (`rl.dpo_factors` is its derivative, and
+# a test compares it with Tunix's own `DPOTrainer`.)
 #
 # A seed decides the problems, the samples and the data, so we compare arms of the same seed in pairs: on the held-out
 # problems, with answers sampled at temperature 0.8 and greedy ones (intervals and p as in [07](07_eval.ipynb), section
@@ -274,9 +275,8 @@ rl_figures.gains_table(passes, lab.COMPARED)
 
 # %% [markdown]
 # **The three arms that use the verdict gain some 17 points of pass@1 each, and more of the same rows gains nothing.** So
-# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart. (We had expected
-# less of DPO and rejection sampling.) At five tries the gains are small. Only REINFORCE's interval leaves out zero,
-# and only just.
+# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart. At five tries the
+# gains are small. Only REINFORCE's interval leaves out zero, and only just.
 #
 # Greedy answers tell a different story: no arm beats the start, and rejection sampling loses most. So the gain comes
 # from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The verdict
@@ -300,13 +300,13 @@ style.finish(fig, "13_curves", "data/rl, means of three seeds; training problems
 # The gray curve matters: it's the start, which never changes, asked the same problems in the same order. Without it,
 # a rising reward may only mean that the problems got easier.
 #
-# **Spend as many answers and steps in a simpler way, too, and compare: sampled *and* greedy.**
+# **Give a simpler method the same answers and steps, and compare both sampled *and* greedy answers.**
 #
 # ## 6. What does a bad judge let in?
 # **What if the judge can be fooled?** verilog-eval's own judge compiles answer, reference and testbench into one
 # program, and accepts a log in which any line says `Mismatches: 0`. But an answer can print that line itself. (07's
-# judge lets no text of an answer near its verdict.) A model of 3.65 million parameters will hardly invent this,
-# so **we showed it**. Here's such a *stub*: the right ports, no logic, and the winning line.
+# judge lets no text of an answer near its verdict.) A model of 3.65 million parameters is unlikely to invent this, so
+# **we showed it how**. Here's such a *stub*: the right ports, no logic, and the winning line.
 
 # %%
 style.fold_source("naive: verilog-eval's own judge", rl.naive)
@@ -316,12 +316,13 @@ print(stub, verdict, sep="\n")
 
 # %% [markdown]
 # Three policies train alike, but the naive judge pays the first one and our judge the second. The third one is paid
-# for whatever compiles, as you might do without a testbench.
+# for every module that compiles together with the testbench, right or wrong. So the module has to be called `TopModule`
+# and have the ports that the testbench connects. (What our judge refuses earns nothing, such as an answer that ends the
+# simulation itself.)
 #
-# They leave from a second start, `gamed`, in which one in four rows is a stub. (From the first one we tried it twice,
-# and the exploit stayed rare, because that start spells the line wrong in half of its stubs; LOG.md tells of both.)
-# So we don't ask whether a model *finds* an exploit, but what a judge does to one that the model can already write.
-# These arms take 30 steps at a constant learning rate; section 5's falls to zero.
+# They begin at a second start, `gamed`. One in four of its training rows was a stub. (In two attempts from the first
+# start the exploit stayed rare: LOG.md.) So we don't ask whether a model *finds* an exploit, but what a judge does to
+# one that the model can already write. These arms take 30 steps at a constant learning rate; section 5's falls to zero.
 #
 # **What will each of the three learn?** Guess first.
 
@@ -355,8 +356,8 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # %% [markdown]
 # That's a surprise: the policy that was paid for *compiling* is nearly as good as the one that our judge paid. The
 # interval can't tell them apart, and greedily it's even a little better. (How this start does on these problems isn't
-# stored, so we can't say how much each has gained.) But don't count on it: that judge pays for any wrong module that
-# compiles.
+# stored, so we can't say how much each has gained.) Part of it may be the name. None of the three judges pays for
+# `top_module`, and its share falls from 17% of the answers in the first step to 0.3% in the last six (`data/rl`).
 #
 # <details><summary><b>You only see what the judge pays (the solid line of the first panel). How would you notice?</b></summary>
 #
@@ -365,8 +366,8 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #
 # </details>
 #
-# **A judge that can be fooled costs you everything. One that's only lax cost us little here, but nothing made sure of
-# that.**
+# **A judge that can be fooled costs you everything. One that pays for wrong modules, too, cost us little here, but
+# nothing guarantees that.**
 #
 # ## Recap
 # - You can train with a testbench: an answer's advantage (its reward minus the mean of its prompt) is one more factor on

@@ -80,7 +80,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from tables import architecture
 
-key_x, key_w, key_a = jax.random.split(jax.random.key(0), 3)
+key_x, key_w, key_a, key_noise = jax.random.split(jax.random.key(0), 4)
 x = jax.random.normal(key_x, (32, 16))  # [T tokens, D numbers each]
 
 
@@ -138,13 +138,13 @@ print(f"loss {value:.3f}, after one small step {loss_of(stepped, x):.3f}")
 # loop would be unrolled, so its body would be in the program once for each micro-batch. `jax.lax.scan` is a loop
 # *inside* the program. It carries a value from one round to the next, here the sums of losses and of gradients.
 #
-# There are two micro-batches below, and the mask says which tokens count: 30 in the first micro-batch, and 2 in the
-# second. **Does it matter whether you average once over all 32 tokens, or average the two means?**
+# The mask below says which tokens count: 30 of the first micro-batch's 32, and only 2 of the second's. **Does it matter
+# whether you average once over all the tokens that count, or average each micro-batch and then the two means?**
 
 # %%
 mask = jnp.zeros((2, 32)).at[0, :30].set(1).at[1, :2].set(1)
 noise = jnp.array([0.1, 3.0])[:, None, None]  # the second micro-batch is the harder one
-batch = x + noise * jax.random.normal(key_a, (2, 32, 16))
+batch = x + noise * jax.random.normal(key_noise, (2, 32, 16))
 
 
 def summed_loss(pair, x, mask):
@@ -183,8 +183,8 @@ print(f"mean over all {mask.sum():.0f} tokens: {over_all:.2f}; mean of both mean
 # ## 4. One array, several devices
 # **How can one array lie on four chips?** A *mesh* arranges the devices as a grid and names its axes. Ours are
 # called `fsdp` (fully sharded data parallelism) and `tp` (tensor parallelism). A *partition spec* says which axis cuts
-# which dimension: `P("fsdp", "tp")` cuts the rows of a matrix along `fsdp` and its columns along `tp`. In your program
-# it's still one array.
+# which dimension: `P("fsdp", "tp")` cuts the rows of a matrix along `fsdp` and its columns along `tp`. Mesh and spec
+# together are a *sharding*. In your program it's still one array.
 
 # %%
 mesh = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.devices()[:4])
@@ -221,8 +221,7 @@ for chips in (4, 8, 16):
 
 # %% [markdown]
 # You get this refusal before 62 GB are read. (A server can store heads twice, and that's how 05 serves with `tp=8`.) So
-# beyond four chips only `fsdp` grows. If a step gets more rows that way, you'll have to look for the learning rate
-# again.
+# beyond four chips only `fsdp` grows. If that gives a step more rows, tune the learning rate again.
 #
 # <details><summary><b>Can you do without <code>tp</code>?</b></summary>
 #
@@ -290,16 +289,17 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 
 # %% [markdown]
 # The difference is the matrix and its bias, at four bytes a number (and a few bytes of bookkeeping). For the 31B it's
-# about as much as the base itself: 14.6 GiB on each of four chips in the program of the published recipe, which does
-# return it (compiled, [08](08_dryrun.ipynb)). The base's numbers add up to 14.3 (03).
+# about the base itself, 14.3 GiB on each of four chips ([03](03_train.ipynb)). The published recipe's step
+# does return it: its fresh outputs take 14.6 GiB (compiled, [08](08_dryrun.ipynb)).
 #
 # ### Why not Tunix's trainer?
 # Tunix, the library that brings Gemma 4, also has a trainer, `PeftTrainer`, with a loop, a loss, accumulation and
 # checkpoints. It's the shortest way to a tuned model. We still wrote a loop of our own, for two reasons that you've
-# seen. Tunix 0.1.7 averages each micro-batch and then those averages, as in section 3. (Its main branch has weighted
-# them since July 2026, 59deac39.) And its compiled step returns the whole model. One of our tests takes a step both
-# ways: if both micro-batches have equally many trained tokens, the trainers agree to 1e-4 of the step's length, and if
-# not, they don't.
+# seen. Tunix 0.1.7 takes the mean of each micro-batch and then the mean of those means, as in section 3. (Since July
+# 2026 its main branch has [weighted them](https://github.com/google/tunix/commit/59deac395565e05f48d008f6f3b1894e6c5b1fb7).)
+# And its compiled step returns the whole model. One of our tests takes the same step with both trainers. If both
+# micro-batches have equally many trained tokens, the trainers agree: their steps differ by less than 0.01% of their
+# length. If not, they don't.
 #
 # **In our loop every trained token counts the same, and a step returns only what changed.**
 #
@@ -307,7 +307,8 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 # - `jax.jit` traces a function once for each shape, `jax.value_and_grad` differentiates it, and `jax.lax.scan` loops in
 #   it.
 # - A mesh and partition specs say who holds what. The compiler adds the communication.
-# - `nnx.split` takes a model apart into a tree to train and a tree that stays frozen. A step doesn't return the second.
+# - `nnx.split` takes a model apart into a tree to train and a tree that stays frozen. A step doesn't return the frozen
+#   one.
 #
 # ### Exercises
 # 1. What does this print, and why?

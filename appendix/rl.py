@@ -264,7 +264,7 @@ class Rewards(NamedTuple):
     forged: bool    # holds the testbench's own line, and something that can print it
     naive: bool     # passes `naive`
     renamed: bool   # its module is called `RENAMED`
-    compiles: bool  # Icarus compiles it
+    compiles: bool  # as TopModule, together with the testbench, and 07's judge doesn't refuse it
 
 
 Pair = tuple[Problem, str | None]  # a problem, and the code of an answer to it
