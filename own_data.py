@@ -21,7 +21,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | a TPU chip for Gemma 4 E2B (Colab's v5e-1 or v6e-1, or Kaggle's v5e-8), or any CPU to rehearse with a tiny model |
+# | **Needs** | a TPU chip for Gemma 4 E2B (Colab's v6e-1 or, with hardly any room, its v5e-1; or Kaggle's v5e-8), or any CPU to rehearse with a tiny model |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
 # | **Time and cost** | tiny: three to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
@@ -33,6 +33,8 @@
 # A session's disk is lost, so section 7 downloads the adapter. On Colab you can keep everything if you set `RUN_DIR` to
 # a folder on your Drive, in a cell before the first. On Kaggle set it to a folder below `/tmp`, because
 # `/kaggle/working` holds 20 GB only.
+#
+# (A v5e-1 or v6e-1 is one TPU chip, a v5e-8 eight of them, and a v5p-8 four larger ones.)
 #
 # This page keeps the base in bfloat16 (two bytes a number). For the 31B that doesn't fit a v5e-8: by our estimate this
 # page's rows need 17.4 GiB a chip, and there are 15.75. So take a v5p-8, or [03](03_train.ipynb), which trains the 31B
@@ -67,7 +69,8 @@ helpers.machine(devices=1)
 # "..."}`, or a list of messages. ([All the
 # forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also with tools and reasoning.)
 # Three lines are yours to change. `SYSTEM` is a sentence that opens every chat that doesn't bring its own, in training and
-# whenever you ask, so say in it what the model is for. `HELD_OUT` is the share that we don't train on, to test the model with.
+# whenever you ask, so say in it what the model is for. `HELD_OUT` is the share that we don't train on, to test the model
+# with. The example asks for the *ports* of a Verilog module: its inputs and outputs, and how many bits each has.
 
 # %%
 FILE = ""        # "chats.jsonl", a dataset's name on the hub, or "upload" on Colab; "": the example
@@ -75,7 +78,9 @@ SYSTEM = ""      # for example "You answer questions about our products."
 HELD_OUT = 0.1   # share of the questions
 
 # %% [markdown]
-# There's a recipe for each size. **Start with it, and change one number at a time.**
+# There's a recipe for each size. (The base model stays as it is. Beside each of its matrices we train two thin ones,
+# and their product is added to what the matrix computes. That's *LoRA*.) **Start with the recipe, and change one number
+# at a time.**
 
 # %%
 RECIPES = {"tiny": {
@@ -99,7 +104,7 @@ options = helpers.choose(RECIPES) | {"validation": HELD_OUT}
 # %% [markdown]
 # ## 2. What does the model get to see?
 # **Is the whole file used?** Files have surprises: a cut line, a chat without an answer, a column that nobody reads.
-# Nothing disappears without a word: what can't be trained is counted, with its reason, and so is what nobody uses.
+# We count the rows that can't be trained and name the reason. We also name the columns that nobody uses.
 
 # %%
 from helpers import chat, own, remote, style
@@ -122,12 +127,11 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 # %% [markdown]
 # Blue is trained: what the model should write, and the `<turn|>` with which it stops. Gray is only read. So the model
 # learns to answer, and doesn't learn to ask. (· is a space, ↵ a line break. If you see the word `thought`, that's an
-# empty thinking block, with which some of the Gemma 4 models are told to answer right away.) **If you see anything blue
-# that your model should never say, fix your file now.**
+# empty thinking block. It tells some Gemma 4 models to answer right away.) **If you see anything blue that your model
+# should never say, fix your file now.**
 #
 # ## 3. Train
-# **How does it learn?** The base model stays as it is. Beside each of its matrices we train two thin ones, and their
-# product is added to what the matrix computes. That's LoRA, and the thin matrices are the *adapter*. All of it is in
+# **How does it learn?** Only the thin matrices change. Together they're the *adapter*. All of it is in
 # [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy into a project
 # of your own ([03](03_train.ipynb) takes it apart). If the kernel stops, run the page again: training goes on from its
 # newest checkpoint.
@@ -144,18 +148,17 @@ own.draw_losses(out / "log.txt", blind=len(tokenizer))
 # %% [markdown]
 # The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
 # token typically gets half of the probability.) The dotted line is a blind guess among all tokens. The tiny model starts
-# near it, most likely because it has read Verilog and specifications, but no sentence like these answers.
+# near it, most likely because it has never read a sentence like these answers.
 #
 # The blue curve can go on falling, because the model can learn its rows by heart. The green curve is the one that
-# counts, because the model hasn't read those questions. (Both flatten because the learning rate falls to zero. That
-# doesn't mean that there's nothing left to learn.)
+# counts, because the model hasn't read those questions. (Both flatten because the learning rate falls to zero.)
 #
 # **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If its last
 # point is the lowest, try more.**
 #
 # ## 4. Before and after
 # **Did anything change?** We load the base once, with two adapters: yours is *tuned*, and one that does nothing is
-# *base*. So two models take hardly more memory than one.
+# *base*.
 
 # %%
 from helpers import gemma
@@ -199,8 +202,8 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 # asked, in three ways:
 #
 # - `overlap` is the share of words that an answer and your file's answer have in common (F1, as in the SQuAD benchmark).
-# - `details` is the share of the listed details that both have. In the example those are ports with their widths. It
-#   expects answers that end in a list; for others, write your own (exercise 3).
+# - `details` is the share of the details in your file's answer that the model's answer has, too. In the example those
+#   are ports with their widths. It expects answers that end in a list; for others, write your own (exercise 3).
 # - `exact` is 1 if the two are equal, and otherwise 0.
 #
 # We also score the *right answer to another question*: it has the form of a good answer, and none of the facts. **Guess:
@@ -234,13 +237,13 @@ print(*own.meaning(compared, form_alone), sep="\n")
 
 # %% [markdown]
 # **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A
-# model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. That's the
-# dashed line, so look at it before you're proud of your score. `exact` is too strict for free text, where a good
-# answer can be worded in many ways. A score of your own says what counts: `details` gives nothing for the frame.
+# model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. The dashed
+# line shows how high: it's the score of a right answer to another question. So look at it before you're proud of yours.
+# `details` gives nothing for the frame. If your answers have one right form, as in the example, and almost none is
+# `exact`, the model isn't done. (For free text, where a good answer can be worded in many ways, `exact` is too strict.)
 #
 # In the lower panel you see the mean difference per question, with its 95% interval ([07](07_eval.ipynb), section 9).
-# If it holds zero, collect more questions before you believe in a difference. And if almost nothing is `exact`, the
-# model isn't done, however high its overlap.
+# If the interval includes zero, collect more questions before you believe in a difference.
 #
 # (If you choose `epochs` or rates by the green curve, the scores favor you a little, because both use the same held-out
 # questions. Keep a few rows in a second file, for a last test.)
@@ -248,9 +251,9 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # **Before you believe a score, try it on answers that you know to be wrong.**
 #
 # ## 6. Does it call tools?
-# **Can it learn to call your functions?** Yes. Then a row has the functions under `tools`, and the
-# assistant's message has `tool_calls`. `data/tools` holds thirty such chats. **What should be trained
-# in them: the call, the result, or both?**
+# **Can it learn to call your functions?** Yes. A row then lists your functions under `tools`, and the
+# assistant's message has `tool_calls` instead of text. `data/tools` holds thirty such chats. **What should
+# be trained in them: the call, the result, or both?**
 #
 # <details><summary>Answer, and how to serve such a model</summary>
 #
@@ -260,9 +263,6 @@ print(*own.meaning(compared, form_alone), sep="\n")
 #
 # vLLM, the server of [05](05_serve_vllm.ipynb), turns a call back into JSON, if you ask it to: set `tools=True` in 05's
 # settings ([or these flags](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it)).
-#
-# If your answers have a `reasoning`, it's left out. Set `"reasoning": "kept"` in section 1 if you want the model to
-# learn to think first.
 #
 # </details>
 #
@@ -287,8 +287,6 @@ if HUB:
 
 # %% [markdown]
 # **Give away an adapter only with its card, and with a score that you'd believe yourself.**
-#
-# If your model isn't good enough yet, better rows usually help more than another learning rate.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 # How it works inside: [02](02_data.ipynb) for tokens and masks, [03](03_train.ipynb) for training,
@@ -325,8 +323,8 @@ if HUB:
 # </details>
 #
 # 3. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, ask
-#    whether the model gets numbers wrong, or names: score the numbers of an answer alone. What has a right answer to
-#    get, and what an answer to another question?
+#    whether the model gets numbers wrong, or names: score the numbers of an answer alone. What should a right answer
+#    score, and what should an answer to another question score?
 #
 # <details><summary>Solution</summary>
 #
