@@ -421,8 +421,8 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, then tuning taught it to
 #   answer in this chat.
 # - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: on our
-#   machines six draws of answers, from two trainings at size tiny, gave +5 to +14 points, ten on average, and three of
-#   the six, taken alone, could be luck.
+#   machines seven such exams, of three trainings at size tiny, gave +5 to +14 points, ten on average, and four of the
+#   seven, taken alone, could be luck.
 # - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill carry over
 #   to them? Test the wordings that your users will use.
 #
