@@ -17,15 +17,15 @@
 #
 # **Will your training step fit, how long will it take, and what will it cost?** You'd like to know before you
 # rent anything. The TPU's own compiler can tell you, because it runs on any x86-64 Linux machine, with no TPU in
-# it. Here it compiles two layers of notebook 03's step. The tables hold what it said, at full depth, about that step and
-# about the step of a recipe that others published ([10](10_published.ipynb)). Read 03 first.
+# it. Here it compiles two layers of notebook 03's step. The tables show what it said about all 60 layers of that step,
+# and of the step in a recipe that others published ([10](10_published.ipynb)). Read 03 first.
 #
 # | | |
 # |---|---|
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
-# | **Writes** | figures under `RUN_DIR/figures/`, `RUN_DIR/dryrun/trace_2layers.json.gz`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts all times again) |
-# | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of all 60 layers. No TPU |
+# | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts all times again) |
+# | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 16 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
 # measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
@@ -58,13 +58,12 @@ helpers.machine()
 # **How can a compiler answer for a chip that you don't have?** [01](01_setup.ipynb), section 3, showed the trick.
 # `libtpu`, the library that drives a TPU, contains the compiler. All it wants is a *topology*, a description of devices.
 # You lay a mesh over them, *lower* a function (JAX writes its operations down in the compiler's language), compile it,
-# and ask. First the four chips of a v5p-8. (`compiler.start_here` comes before JAX, because JAX looks for the library
-# when it starts.)
+# and ask. First the four chips of a v5p-8:
 
 # %%
 from tpu_time import compiler, predict
 
-libtpu = compiler.start_here()
+libtpu = compiler.start_here()  # before JAX, which looks for the library when it starts
 if libtpu:
     import jax
     import jax.numpy as jnp
@@ -73,7 +72,7 @@ if libtpu:
     chips = topologies.get_topology_desc(platform="tpu", topology_name="v5p:2x2x1").devices
 
 # %% [markdown]
-# And here's 01's product of two matrices:
+# And 01's product of two matrices:
 
 # %%
 if libtpu:
@@ -87,7 +86,8 @@ if libtpu:
 
 # %% [markdown]
 # Put your own function in place of the product, and you know whether it fits. If it doesn't, the compiler (its name is
-# XLA) raises `RESOURCE_EXHAUSTED`. What's new on this page is that the compiled text also tells how long it takes:
+# XLA) raises `RESOURCE_EXHAUSTED`. What's new on this page is that the compiled program, printed as text, also tells how
+# long it takes. (The *links* are the wires between chips.)
 
 # %%
 if libtpu:
@@ -105,9 +105,8 @@ if libtpu:
 # **A topology, a mesh, and `lower().compile()`: with these you can ask a TPU's compiler without a TPU.**
 #
 # ## 2. The answers first
-# **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Here are the answers;
-# the rest of the page shows where they come from. The steps are predicted, with a range that section 9 justifies.
-# Everything else is assumed, or was measured by others somewhere else.
+# **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Here are the answers.
+# The rest of the page shows where they come from.
 
 # %%
 from tpu_time import fit
@@ -116,8 +115,9 @@ answer = fit.will_it_fit("v5p", 4)
 print(answer)
 
 # %% [markdown]
-# And here's a whole run, over as many samples and tokens as the published one had. The shortest total adds up all the
-# short ends, and the longest all the long ones.
+# And here's a whole run, over as many samples and tokens as the published one had. The steps are predicted, with a range
+# that section 9 justifies. Everything else is assumed, or was measured by others on other machines. (The shortest total
+# adds up all the short ends, and the longest all the long ones.)
 
 # %%
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
@@ -130,15 +130,22 @@ print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000
 # and saving, which nobody has timed here.**
 #
 # ## 3. What is compiled
-# **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step.
-# There are three on this page:
+# **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step. Two of
+# them run through this page:
 #
-# - `published` does what the published script does, without its dropout. Only 30% of its tokens are real (922 a row, by
-#   the authors' count).
-# - `ours` is notebook 03 on mesh (1, 4), so tensor parallelism over all four chips. Its rows are packed, and we count 95%
-#   of their tokens as real, because [02](02_data.ipynb) packs examples of the published lengths at least that full.
-# - `ours, mesh (4, 1), int8 products` gives each chip whole rows (section 6) and multiplies in int8
-#   ([11](11_qlora.ipynb)): a chip with whole rows finds a token's largest number without asking the others.
+# - `published` does what the published script does, without its dropout. It computes in float32, it computes whole layers
+#   again in the backward pass (remat `DECODER`), and it makes logits for all positions of a row. Only 30% of its tokens
+#   are real (922 a row, by the authors' count).
+# - `ours` is notebook 03 on mesh (1, 4), so with tensor parallelism over all four chips. It computes in bfloat16,
+#   recomputes nothing (`NONE`), and makes logits only for the tokens that are trained. Its rows are packed, and we count
+#   95% of their tokens as real, because [02](02_data.ipynb) packs examples of the published lengths at least that full.
+#
+# (Some tables name a third remat, `BLOCK`: it recomputes the insides of attention and MLP.)
+#
+# We didn't write our step a second time: it's 03's own code. And we never allocate an array, because shapes, types and
+# shardings are enough to lower a step. All 60 layers of `ours` take eight CPU minutes to compile (`compile_cpu_seconds`
+# in its row). So the tables show stored rows, and live we compile only two layers (one sliding, one full-attention) at
+# the 31B's width, with one row of 2,048 tokens:
 
 # %%
 import numpy as np
@@ -149,27 +156,7 @@ import tables
 from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
-from helpers import style
-from tpu_time import bands, write_trace
-
-# %% [markdown]
-# They differ in these fields. (`fill` is the share of real tokens. `loss` says how many positions of a row are
-# multiplied by the output matrix: all of them with *one-hot*, else the most that a row may train. `remat` says what the
-# backward pass computes again: nothing, the insides of attention and MLP (BLOCK), or whole layers (DECODER).)
-
-# %%
-steps.differences((steps.PUBLISHED, steps.OURS, steps.ROWS_INT8))
-
-# %% [markdown]
-# We didn't write our step a second time, it's 03's own. And we never allocate an array, because shapes, types and
-# shardings are enough to lower a step.
-
-# %%
-helpers.show_source(steps.lower_ours)
-
-# %% [markdown]
-# All 60 layers take ten CPU minutes. So all tables show stored rows, and live we compile only two layers (one sliding,
-# one full-attention) at the 31B's width, with one row of 2,048 tokens:
+from tpu_time import bands
 
 # %%
 steps.remake(libtpu)  # nothing, unless DRYRUN=full or DRYRUN=again says what to make anew
@@ -193,17 +180,13 @@ else:
     display(steps.show(steps.stored(steps.table_name(steps.LIVE)), steps.COUNTED | TIMED))
 
 # %% [markdown]
-# Besides its step, 03 compiles four programs: one makes the optimizer's state, one evaluates, and two write answers.
-# (Section 2 leaves out the first, which compiles in about a minute.) Do they fit beside all else on the chip?
-
-# %%
-style.folded("the largest of these programs, for each step", steps.other_programs())
-print(f"{steps.how_many_fit()}; {len(steps.missing_programs())} not yet compiled")
-
-# %% [markdown]
+# 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Those that we've
+# compiled fit, each next to whatever else is on the chip
+# ([the table](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/beside_the_step.csv)).
+#
 # **Is a step with one micro-batch a fair stand-in for a step with four?** No, the loop over them can cost gigabytes
 # ([how we found out](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#why-do-micro-batches-count)).
-# So a row counts as *compiled* for 03 only if it has as many micro-batches. All other rows are *estimated*.
+# So a row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. All other steps are *estimated*.
 #
 # **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
@@ -211,25 +194,18 @@ print(f"{steps.how_many_fit()}; {len(steps.missing_programs())} not yet compiled
 # **How does a compiled text turn into a time?** The text is the *schedule* of one chip: its instructions, in order. Nearly
 # all of them carry a count of cycles from the part of the compiler that knows the chip. *Collectives*, with which chips
 # exchange data, carry their sizes. `tpu_time/clock.py` walks through this text with a clock in its hand. An instruction
-# moves the clock forward by its cycles. A collective moves it only by the time that the chip has to stand still
+# moves the clock forward by its cycles, and a collective only by the time that the chip has to stand still
 # ([all the rules](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-does-a-text-become-seconds)).
-#
-# So a prediction knows when each instruction starts, and we can draw it:
+# So we can draw when each of them starts:
 
 # %%
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip: it gathers activations before a block (attention or MLP), or
-# adds up the chips' results after it.
+# adds up the chips' results after it. (To zoom in, write the trace to a file with `tpu_time`'s
+# `write_trace(found, "trace.json.gz")`. [ui.perfetto.dev](https://ui.perfetto.dev) is a viewer for such files.)
 #
-# To look around in it, drop the file that the next cell writes on [ui.perfetto.dev](https://ui.perfetto.dev).
-
-# %%
-trace = helpers.run_dir("dryrun", "trace_2layers.json.gz")
-write_trace(found, trace, "two layers of our step, predicted for one chip of a v5p-8")
-
-# %% [markdown]
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
@@ -242,20 +218,20 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty})
 
 # %% [markdown]
-# The published step computes its layers a second time in the backward pass. And its operands are float32, which buys
-# the products nothing: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
+# What does float32 buy the published step? Nothing, in its products: the chip still multiplies in bfloat16, but it reads
+# twice the bytes and has to round them.
 #
-# What about our step? The column *at its limit* says how long a part would take at the hardware's limit (its products at
-# the chip's peak, or its bytes at the full speed of the HBM, the chip's memory), as a share of the time that we predict.
-# Near 100% there's little to gain.
+# What about our step? Every part has a shortest possible time: its products at the chip's peak, or its bytes at the full
+# speed of the HBM (the chip's memory). The column *at its limit* divides that by the time that we predict. Near 100%
+# there's little to gain.
 
 # %%
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
-# Our step recomputes nothing. It still loses time to waits, then to attention and LoRA, although
-# [two changes](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster) already
-# helped.
+# So our step loses most to waits, and some to attention and LoRA.
+# ([Two changes](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster) have
+# already made it faster.)
 #
 # **The published step loses time because it computes twice and reads float32. Most of what our step loses, it loses
 # waiting.**
@@ -263,9 +239,9 @@ steps.show_parts(steps.OURS, sixty)
 # ## 6. Gather weights instead of adding sums
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
 # without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
-# what was just computed, so they can travel ahead, while the chip multiplies. The mesh gets four rows of 2,048 tokens at
-# once, so a step has as many tokens as before. (A row that names no mesh has the most `tp` that the heads allow: (1, 4)
-# on a v5p-8, (4, 4) on a v5p-32, (2, 4) on a v6e-8.)
+# what was just computed, so they can travel ahead, while the chip multiplies. The step has as many tokens as before, in
+# four rows of 2,048. (A line that names no mesh has the most `tp` that the heads allow: (1, 4) on a v5p-8, (4, 4) on a
+# v5p-32, (2, 4) on a v6e-8.)
 
 # %%
 table = steps.stored("v5p-8_31b")
@@ -278,31 +254,29 @@ steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
 # On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's gathers
-# beside products on 2 x 2 chips. (By their author, hand-written kernels reach 92 GB/s a link there:
-# [TPU-Collectives](https://github.com/beshrislambouli/TPU-Collectives). Exercise 2 shows how much hangs on it.)
-# **On a v6e-8, mesh (8, 1) loses**, as far as we know, because gathers over its 2 x 4 chips go one way round a single
-# ring. Others measured that on a v5e-8, and a v6e's program names the same ring.
+# beside products on 2 x 2 chips. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1) loses, as far as we
+# know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. Others measured that on a v5e-8,
+# and a v6e's program names the same ring.
 #
-# **Would you like to train this way?** On a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02. 03 then takes
-# mesh (4, 1), or (16, 1) on a v5p-32, by itself. (On a v6e-8 it takes mesh (2, 4), compiled for rows of 4,096. Four of
-# your shorter rows should need less, but nobody has compiled them.) But short rows cost you data: with examples as long
-# as CodeV-R1's, you drop the longest 3%, and with them 8% of all tokens.
+# (To train this way on a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes such a mesh by itself.
+# With examples as long as CodeV-R1's, that leaves out 8% of all tokens.)
 #
 # **On a v5p, gather weights rather than add up activations, if the links keep their promise: weights can travel ahead,
 # and sums can't.**
 #
 # ## 7. The table
 # **How much faster than the published step is ours, and what makes the difference?** Here's the road from the
-# published step to ours, change by change. (*Dense attention* is refused: that's why 03 computes attention by blocks.)
+# published step to ours, change by change. (*Dense attention* computes all scores of a row at once. It doesn't fit, so 03
+# computes attention by blocks.)
 
 # %%
 table = steps.in_order(table, [*steps.ROAD, steps.DENSE])
 steps.show(table, SHOWN)
 
 # %% [markdown]
-# How much faster are our steps, counted in real tokens? It's a ratio of two predictions, so it has a range. *One sigma*
-# means: if we miss as we do in section 9, two of three such ranges contain the true value. With two sigmas, nineteen of
-# twenty do.
+# How much faster is that? A ratio of two predictions has a range, too. *One sigma* means: if we miss as we do in
+# section 9, two of three such ranges contain the true value. With two sigmas, nineteen of twenty do. And what you wait
+# for is a whole run, not a step. (The published run took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -310,40 +284,37 @@ for recipe in (steps.OURS, steps.ROWS):
     times = speed[recipe.recipe] / speed["published"]
     print(f"{recipe.recipe}: a step {times:.1f} times as fast, {bands.between(times, 2)} with one "
           f"sigma, {bands.between(times, 2, sigmas=2)} with two")
-
-# %% [markdown]
-# But what you wait for is a whole run. (The published run took 3.34 hours.)
-
-# %%
-for recipe in (steps.OURS, steps.ROWS):
     whole = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4), speed[recipe.recipe])
-    print(f"{recipe.recipe}: a run takes {whole['hours_text']} hours; in the middle, it's "
+    print(f"   a run takes {whole['hours_text']} hours; in the middle, it's "
           f"{3.34 / whole['hours']:.1f} times as fast end to end")
 
 # %% [markdown]
 # Where does such a factor come from? Packing alone gives 0.95 / 0.30 = 3.2 times, and any trainer can pack. *Our step* in
 # the next figure is what 03 adds to that: float32 adapters on 360 modules, attention by blocks, two rows at once, and
-# outputs that all overwrite an argument.
+# outputs that all overwrite an argument. *int8 products* multiplies in int8 ([11](11_qlora.ipynb)).
 
 # %%
 told = float(tables.published("training_results", "metric", "tpu")["throughput"])
 figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
-# **And int8?** By the compiler's cycles, our int8 products reach 94% of the chip's peak. But section 9 tests our
-# predictions on other programs, and none of them is a training step with int8 products
+# **Why is the bar of int8 hatched?** By the compiler's cycles, these products reach 94% of the chip's peak. But none of
+# section 9's programs is a training step with int8 products
 # ([what others gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)).
-# And nobody has looked at what int8 costs in quality at 31B (at the tiny size we saw no loss;
-# [11](11_qlora.ipynb), section 6).
+# And nobody knows what int8 costs in quality at 31B.
 #
-# **No measurement anchors a step with int8 products, so take the bfloat16 number as the result.**
+# **No measurement backs a step with int8 products, so take the bfloat16 number as the result.**
 #
 # ## 8. What can you rent?
 # **Which slice should it be?** Here are section 2's answers for every slice, on the mesh with the most tensor parallelism.
-# (Int8 saves memory there and no time, so we list it only where bfloat16 doesn't fit.) Where no row is compiled, we add
-# up the parts, and such an estimate counts as fitting only if it leaves a tenth of the chip free, or three tenths if the
-# step has several micro-batches, because of what their loop may cost (section 3). (*Planned*: the step doesn't fit, so
-# there's no program, and this is the memory that the compiler's plan asks for.)
+# How do we know whether a step fits?
+#
+# - *Compiled*: the compiler says so.
+# - *Estimated*: nobody has compiled this step, so we add up its parts. An estimate counts as fitting if it leaves a tenth
+#   of the chip free, or three tenths if there are several micro-batches, because their loop may cost memory (section 3).
+# - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
+#
+# On these meshes int8 saves memory but no time, so we list it only where bfloat16 doesn't fit.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -353,21 +324,21 @@ pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 
 # %% [markdown]
 # The v5e-8's range is wider because its slow end also counts slow links
-# ([why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-nine-hours-minute-by-minute)). That
-# slice costs nothing at
-# [Kaggle](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8).
-# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) has fields to fill in.
+# ([why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-nine-hours-minute-by-minute)).
+# [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) has fields for your own
+# numbers.
 #
 # **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 (7,782 of them real; the
-# published batch of eight examples has 7,376), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. The learning rate stays
-# as it is. So elsewhere it's a different recipe, and no run has shown what that does to the 31B.
+# published batch of eight examples has 7,376), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. So elsewhere it's a
+# different recipe, and no run has shown what that does to the 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
 # ## 9. Against what others measured
-# **Why should you believe these times?** Because you can try the same rules on programs that others have timed on
-# real chips (*anchors*), and see by how much we miss. We compiled all of these programs here, except for two
-# collectives, in the same shapes (`python -m tpu_time.anchors`). First the whole training steps:
+# **Why should you believe these times?** Because you can try the same rules on programs that others have timed on real
+# chips (*anchors*), and see by how much we miss. `python -m tpu_time.anchors` compiles each of these programs, in the same
+# shapes. (Two single collectives need no program: their times follow from their bytes and the links.) First the whole
+# training steps:
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -375,55 +346,31 @@ timed = anchors[anchors.name.str.match("maxtext|tunix")]
 steps.show_timed(timed)
 
 # %% [markdown]
-# And here are all programs. Hollow points don't count: some are calls of a few milliseconds, in which the host takes as
-# long as the chip, and the others set a constant of our model, so they can't test it.
+# And here are all programs. Hollow points don't count. Some are calls of a few milliseconds, in which the host takes as
+# long as the chip. From the others we took a constant of our model, so they can't test it. The *typical miss* is the root
+# mean square of log(predicted / measured) over the programs that count. That's one sigma, and the range of a ratio has √2
+# of it. (On a v5e-8 the slow end also counts waits for the links that take 2.3 times as long as predicted.)
 
 # %%
 figures.draw_anchors(anchors)
-
-# %% [markdown]
-# The ranges of predicted steps follow one rule (`tpu_time/bands.py`). The *typical miss* is the root mean square of
-# log(predicted / measured) over the programs that count, and that's one sigma. A ratio of two predictions has √2 of it.
-# (On a v5e-8 the slow end also counts waits for the links that take 2.3 times as long as predicted.)
-
-# %%
 misses = np.log(timed.predicted_ms.astype(float) / timed.measured_ms.astype(float))
 print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len(timed)} whole "
       f"steps alone: {100 * np.sqrt(np.mean(misses**2)):.0f}%")
 
 # %% [markdown]
-# The published step of the 31B isn't in the figure, because nobody timed a step. All we know is the whole run: 3.34
-# hours. If a quarter of an hour of it went into loading and compiling, the steps took 3.09.
-
-# %%
-published = table.set_index("recipe").seconds_predicted["published"]
-least, most = (speed["published"] / slow - 1 for slow in (told * 3.34 / 3.09, told))
-print(f"published micro-step: {bands.between(published, form='{:.2f}')} s (one sigma; middle "
-      f"{published:.2f}); as a speed, that's {least:.0%} to {most:.0%} too high")
-
-# %% [markdown]
 # **Where should you be careful?**
 #
-# - Only five of the programs are whole training steps, and four of these come from one author. So a step's range could
-#   well be a little wider than we print.
-# - The published step is the only one of *this* model on *this* slice, and it takes longer than we predict. If our step
-#   does, too, expect the lower end of its tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
+# - Only five of the programs are whole training steps, and four of these come from one author.
+# - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
+#   whole run they took longer than we predict
+#   ([the sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#how-fast-and-how-do-you-know)). If ours do, too,
+#   expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.
+# - Memory: XLA's *plans* agree within 0.2% with reports that others kept of theirs (`python -m appendix.memory`). But our
+#   tables come from whole compilations, which say up to a tenth more, and those we can't check.
 #
-# Memory needs no clock. Others kept the reports that XLA wrote about Tunix's LoRA step, and we can ask for the same
-# reports here (`python -m appendix.memory`).
-
-# %%
-plans = pd.read_csv("data/anchors/memory.csv")
-print(f"{plans.miss.count()} reports of up to {plans.theirs_gib.max():.0f} GiB a chip: "
-      f"we're off by {plans.miss.abs().max():.2%} at most")
-
-# %% [markdown]
-# Such a report is XLA's *plan*. The tables above come from whole compilations, which say up to a tenth more, and for
-# those we have no check.
-#
-# Has anybody run *this* repository on a chip? Here's each report that came back, beside what we had predicted:
+# And has anybody run *this* repository on a chip? If so, here's what they measured next to what we had predicted:
 
 # %%
 from tables import measured
@@ -440,8 +387,7 @@ else:
 # ## Recap
 # - With a topology, a mesh and `lower().compile()`, the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, and a time follows from it. What others measured says how far to trust that time.
-# - On a v5p the fastest mesh, as predicted, has no tensor parallelism, because weights can be gathered ahead and sums
-#   can't.
+# - On a v5p the fastest mesh, as predicted, has no tensor parallelism.
 #
 # ### Exercises
 # **Exercise 1: longer rows.** How long may a single row be if a v5p-8 recomputes nothing? Guess, then ask
@@ -449,15 +395,15 @@ else:
 #
 # <details><summary>Solution</summary>
 #
-# 6,144 tokens take 62.2 of the 95.7 GiB (estimated). 8,192 take 78.6, and that leaves too little for the loop over the
-# two micro-batches, which no estimate knows. A row of twice the length takes hardly more than two rows, because in 50 of
-# the 60 layers a token sees only the last 1,024.
+# 6,144 tokens take 62.2 of the 95.7 GiB (estimated). 8,192 take 78.6. That leaves less than three tenths of the chip,
+# which is too little because there are two micro-batches, and no estimate knows what the loop over them costs. (Twice
+# the length costs hardly more than two rows would, because in 50 of the 60 layers a token sees only the last 1,024.)
 #
 # </details>
 #
 # **Exercise 2: slow links.** A prediction takes 0.90 of the links' speed for granted. At what speed would mesh (4, 1)
-# lose its lead over mesh (1, 4)? Guess, then run this for 0.5, 0.4 and 0.25. (It needs no compiler, because the programs are
-# kept.)
+# lose its lead over mesh (1, 4)? Guess, then run this for 0.5, 0.4 and 0.25. (It needs no compiler, because the programs
+# are kept.)
 #
 # ```python
 # from tpu_time import links
@@ -471,7 +417,7 @@ else:
 # At half of the links' speed, mesh (4, 1) would be 8.4 times as fast as the published step, against 8.1 for mesh (1, 4),
 # so most of its lead is gone. At 0.4 it has lost it: 7.8 against 8.2. At a quarter it's 6.6 against 8.4. Once the weights
 # take longer to travel than the chip multiplies, gathering ahead doesn't help anymore. (Mesh (1, 4) seems to gain only
-# because the published step suffers more. Put `links.LINK` back to 0.90 afterward.)
+# because the published step suffers more.) Set `links.LINK` back to 0.90 afterward.
 #
 # </details>
 #

@@ -52,9 +52,12 @@ helpers.machine(always="tiny")
 
 # %% [markdown]
 # ## 1. The answer
-# **Which storage of the 31B's 31 billion weights fits four v5e chips of 16 GiB: two bytes a weight, one byte, or
-# half a byte?** `tpu_time/fit.py` adds up what a chip has to hold during a training step of notebook 03. Where
+# **In which format do the 31B's 31 billion weights fit four v5e chips of 16 GiB: two bytes a weight, one byte, or half a
+# byte?** `tpu_time/fit.py` adds up what a chip has to hold during a training step of notebook 03. Where
 # [08](08_dryrun.ipynb) has compiled exactly that step, it takes the compiler's numbers.
+#
+# 03's step has two rows. These chips compute them one after the other, in a loop. The last line shows what happens if a
+# step has a single row, and so no loop.
 
 # %%
 import os
@@ -73,53 +76,32 @@ from verilog import stats
 from tpu_time import fit
 
 # %%
-held, fitting, compiled = {}, [], False
-four_v5e = (fit.best_fit("v5e", 4, "31b", dtype) for dtype in quantized.BASE_DTYPES)
-for found in four_v5e:
-    print(found)
-    held[found.base_dtype] = found.parts
-    compiled = compiled or found.compiled
-    if found.fits:
-        fitting.append(found.base_dtype)
-    else:
-        print(f"   missing: {found.total - found.limit:.1f} GiB on each chip")
+steps = {}
+for dtype in quantized.BASE_DTYPES:
+    steps[dtype] = fit.best_fit("v5e", 4, "31b", dtype)
+steps["int8 with one row a step"] = lab.one_row()
+for name, step in steps.items():
+    print(f"{name}: {'fits' if step.fits else 'does not fit'}, {step.total:.1f} of "
+          f"{step.limit:.2f} GiB per chip, rows of {step.row_length:,} tokens ({step.how})")
 print(f"A v5e-4 costs {fit.price('v5e', 4):.2f} USD an hour, a v5p-8 {fit.price('v5p', 4):.2f}")
 
 # %%
-fig, ax = style.figure(9, 2.4)
-left = np.zeros(len(held))
-names = dict.fromkeys(part for parts in held.values() for part, gib in parts.items() if gib)
-for part, color in zip(names, style.CYCLE):  # a compiled row knows its temporaries as one sum
-    width = np.array([parts.get(part, 0.0) for parts in held.values()])
-    ax.barh(list(held), width, left=left, color=color, label=part)
-    left += width
-ax.axvline(found.limit, color=style.BLACK)
-ax.invert_yaxis()
-ax.text(found.limit, 1.5, f" a program may use\n {found.limit:.2f} GiB of a chip", va="center",
-        fontsize=9)
-fig.legend(loc="outside right center", fontsize=8)
-ax.set(title=f"The 31B on four v5e chips: {' and '.join(fitting) or 'nothing'} would fit",
-       xlabel="GiB of one chip")
-how = "estimated; 08 hasn't compiled these steps yet"
-if compiled:
-    how = "compiled where 08 has the step (temporaries: the other three), else estimated"
-style.finish(fig, "11_answer", how)
+figures.draw_answer(steps)
 
 # %% [markdown]
-# What shrinks is the base. Adapters, moments and gradients take the same room with each storage. (Activations and
-# logits may differ in the picture, because each bar is the best step that we know of, and the steps differ.) You pay for
-# NF4, the half byte, in time, because each weight has to be unpacked before it's multiplied.
+# What shrinks is the base. Adapters, moments and gradients take the same room in each format. (Each bar is the best step
+# that we know of, so the bars also differ in rows and recomputing.) You pay for NF4, the half byte, in time, because each
+# weight has to be unpacked before it's multiplied.
 #
-# How sure is this? The compiler surprised us. With a single row in a step, the int8 step takes 13.0 GiB and the NF4
-# step 10.0 (compiled). But 03 takes two rows a step. On four v5e chips these are two micro-batches in a loop, and with
-# the loop the int8 step takes 16.5 GiB (compiled): it no longer fits. So on these chips you'd set `rows_per_step=1`.
-# Half a byte should have room for the loop, but that's an estimate, and nobody has run any of these steps.
+# The loop surprised us: with it, int8 doesn't fit. So with int8 you'd set `rows_per_step=1`. NF4 leaves room for the
+# loop, by our estimate. Nobody has run any of these steps.
 #
-# **One byte a weight is enough for one row a step, and the chips cost less than a third of what a v5p-8 costs.**
+# **Half a byte a weight fits (estimated). One byte fits if a step has a single row (compiled). Either way, the chips cost
+# less than a third of a v5p-8.**
 #
 # ## 2. One seed is no result
-# **So it fits. But should you?** We wanted to know what a storage costs in quality, and the first thing we learned
-# was how easily you're fooled. We trained a tiny base with each storage and with three seeds, and judged each tuned
+# **So it fits. But should you?** We wanted to know what a format costs in quality, and the first thing we learned
+# was how easily you're fooled. We trained a tiny base in each format and with three seeds, and judged each tuned
 # model on 38 problems, as in [07](07_eval.ipynb). Here are our first runs, made on a tiny base whose corpus had no bugs:
 # pass@1 with NF4 minus pass@1 with bfloat16, with the same seed on both sides.
 
@@ -136,13 +118,14 @@ for seed, gap in lab.gaps(first_answers, "nf4").items():
 #
 # <details><summary>Answer</summary>
 #
-# "Four bits cost ten points, p = 0.002." But with the same storage, the other two seeds are on the other side of
+# "Four bits cost ten points, p = 0.002." But in the same format, the other two seeds are on the other side of
 # zero. There's nothing wrong with that p: it says that these *two models* would differ on other problems of this
 # kind, too. It just says nothing about models that you'd train again.
 # </details>
 #
-# **A difference between storages needs two intervals: one over problems, and one over seeds.** Section 6 has both, for
-# new runs on today's base.
+# Section 6 has new runs, on today's base.
+#
+# **A difference between formats needs two intervals: one over problems, and one over seeds.**
 #
 # ## 3. One matrix, quantized
 # **How do you store a number in 8 bits, or in 4?** You round every weight to one of a few levels, and you remember
@@ -206,13 +189,13 @@ with mesh:
 helpers.show_source(quantized.Casts)
 
 # %% [markdown]
-# A second class, `quantized.Dequantized`, saves time and memory. Without it, Qwix would look up NF4 weights in a table,
-# and on a mesh that gathers whole matrices on every chip.
+# A second class, `quantized.Dequantized`, saves time and memory. Without it, Qwix would look up every NF4 weight in a
+# table. On a mesh, that look-up would bring whole matrices to every chip.
 #
 # In 03 all this is one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. 03 then
 # loads the base on the host and sends one quantized matrix at a time to the chips. (If you try this in 03 on a CPU,
-# take int8, because JAX 0.10.2 refuses 4-bit arguments there if a step was compiled ahead.) Here's what 03 calls, and
-# what the base then takes:
+# take int8: there JAX 0.10.2 refuses 4-bit arguments of a step that's compiled before its first call, as 03's is.)
+# Here's what 03 calls, and what the base then takes:
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4")
@@ -222,8 +205,8 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Norms and the tables in which tokens are looked up (the embedder, and the E2B's inputs to each layer) stay in bfloat16
-# on purpose. They're small, or they aren't multiplied.
+# Only the matrices of attention and MLP are quantized. The norms are small. The E2B has a second table of tokens, which
+# is only looked up. The embedder is also the output matrix; we leave it in bfloat16.
 #
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
@@ -265,12 +248,12 @@ pd.DataFrame({name: lab.cosines(kinds, found["bfloat16"])
               for name, kinds in found.items()}).round(3)
 
 # %% [markdown]
-# int8 storage costs next to nothing. NF4 turns the gradient visibly, and section 6 shows whether it still *learns*.
+# int8 costs the gradient next to nothing. NF4 turns the gradient visibly, and section 6 shows whether it still *learns*.
 #
 # ### A trap: rounding has no gradient
 # Qwix can round activations, too, with `act_qtype="int8"`. That looks like the switch for int8 arithmetic. But in the
 # LoRA provider it silently ruins the gradient, because the derivative of rounding is zero almost everywhere, and
-# nothing there lets the gradient pass anyway:
+# nothing there passes the gradient through regardless:
 
 # %%
 rule = qwix.LoraRule(module_path=gemma.TARGETS, rank=16, alpha=32.0, weight_qtype="int8",
@@ -284,13 +267,13 @@ assert min(cosines.values()) < 0.9
 
 # %% [markdown]
 # In the backward pass, our int8 arithmetic (`int8_products=True`) acts as if the rounding weren't there. That's
-# called the *straight-through* estimate.
+# called the *straight-through* estimator.
 #
 # **Right logits don't prove right gradients, so compare both.**
 #
 # ## 6. What it costs in quality
 # **Does the tuned model get worse?** The gradients are a promise, and here's the test. We train today's tiny base
-# ([09](09_tiny_base.ipynb)) with each storage, on 02's rows and with 03's step, but for only 38 steps of four rows. Then we
+# ([09](09_tiny_base.ipynb)) in each format, on 02's rows and with 03's step, but for only 38 steps of four rows. Then we
 # judge it as in 07. First a short run, live:
 
 # %%
@@ -318,11 +301,11 @@ style.folded("the differences as numbers", lab.in_points(table))
 figures.draw_quality(answers, table)
 
 # %% [markdown]
-# Where an interval holds zero, no difference is shown. That isn't the same as *equal*, so read how far the intervals
-# reach. (Where all seeds agree with bfloat16 on every problem, these runs can't say how far it could be.) And with six
-# comparisons, it's no surprise if one of them leaves out zero.
+# Where an interval contains zero, we've shown no difference. That isn't the same as *equal*, so read how far the intervals
+# reach. (Where every seed gave the same verdicts as bfloat16, there's no spread to make an interval from, so these runs
+# can't say how large a difference could be.) And with six comparisons, it's no surprise if one of them leaves out zero.
 #
-# **To decide for your own task, train several seeds with both storages, and ask more problems.**
+# **To decide for your own task, train several seeds in both formats, and ask more problems.**
 #
 # ## 7. Merging: into which base?
 # **You trained beside a rounded base. Do you merge the adapter into that one, or into the original?** The adapter
@@ -336,13 +319,11 @@ figures.draw_quality(answers, table)
 # **Merge into the base that you trained on.**
 #
 # ## 8. What it buys
-# **On which slices does this decide anything?** For every slice and storage, the table shows the best step that
-# fits. That's a compiled step if there is one. Otherwise it's the estimated step that recomputes least, with the
-# longest rows. A compiled step only has to be below the limit. An estimate has to leave a tenth of the chip free, and
-# three tenths if the step has several micro-batches, because no estimate knows what the loop over them costs. (So an
-# estimate of 15.3 of 15.75 GiB doesn't count as fitting.) Hours and dollars are for the published 10,000 examples of 922
-# tokens, with loading, compiling and saving. They stand only where we could predict the time from a compiled program
-# ([08](08_dryrun.ipynb)).
+# **On which slices does this decide anything?** For every slice and format, the table shows the step that 03 would take,
+# or the smallest one if none fits. If [08](08_dryrun.ipynb) has compiled it, these are the compiler's numbers. If not,
+# it's an estimate, by the rules of 08, section 8. (So an estimate of 15.3 of 15.75 GiB doesn't count as fitting.) Hours
+# and dollars are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. They stand only
+# where we could predict the time from a compiled program.
 
 # %%
 here = [("31b", "v5e", 4), ("31b", "v5e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)]
@@ -354,19 +335,19 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which
 #   [Kaggle lends for nothing](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8),
 #   03 takes int8 by itself. Its step is compiled whole there; nobody has run it.
-# - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and storage alone saves no time. With int8
+# - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and a smaller format alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
-#   it doesn't leave the tenth free that we'd like to see. The E4B (the next larger one) doesn't fit with any
-#   storage, by our estimate. A v6e-1 has twice the memory.
+#   it doesn't leave the tenth free that we'd like to see. By our estimate, 03's step of the E4B (the next larger model)
+#   doesn't fit in any format. With NF4 and one row a step it does (14.7 GiB, compiled). A v6e-1 has twice the memory.
 #
-# **Quantize if the base doesn't fit. If it fits, storage alone saves no time.**
+# **Quantize if the base doesn't fit. If it fits, a smaller format alone saves no time.**
 #
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
 # - In 03, set `base_dtype="int8"`, `remat="DECODER"`, `rows_per_device=1` and `rows_per_step=1`: exactly that step is
-#   compiled and fits. Its batch is half of 03's, so the recipe is another one.
+#   compiled and fits. Its batch is half of 03's, so it's a different recipe.
 # - Loading takes 62 GB of the host's memory, and about 10 more while it stacks queries, keys and values. So keep
 #   the files on a disk and not in `/dev/shm`, which is memory, too.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.
@@ -374,34 +355,38 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # </details>
 #
 # ## 9. Serving a quantized base
-# **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can*
-# quantize for serving as well, in two ways, but neither of them has run on a TPU here.
+# **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can* quantize for
+# serving as well: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05). They don't
+# round as we do, so evaluate again. That hasn't run on a TPU here.
+# ([MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#serving-on-a-v6e) has what's known of it.)
 #
-# - **int8 on a TPU**: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05).
-#   They don't round as we do, so evaluate again.
-# - **fp8** (8-bit floating point) **on a v6e** saves memory. It can't speed up reading the prompt, because that chip
-#   has no fp8 arithmetic. Decoding could gain, since each token reads half the bytes of the weights; nobody has measured it for Gemma 4.
-#
-# **How you stored the base while training doesn't decide how you serve it.**
+# **The format in which you train doesn't decide the one in which you serve.**
 #
 # ## Recap
 # - A frozen base can be stored in 8 or 4 bits, while the adapters stay float32.
 # - Qwix has to intercept one more call, and then Tunix's model runs on it.
 # - int8 keeps the gradient, and NF4 turns it.
-# - Judge a storage by several seeds, and merge into the base that you trained on.
+# - Judge a format by several seeds, and merge into the base that you trained on.
 #
 # ### Exercises
-# 1. NF4 with tiles of 16 costs a full bit for scales. What does it buy in section 3's table?
+# **Exercise 1: more seeds.** Section 6's intervals over seeds come from three seeds. With six that are spread as widely,
+# how much narrower would the intervals be? Guess, then run this:
+#
+# ```python
+# from scipy.stats import t
+# for seeds in (3, 6):
+#     print(seeds, t.ppf(0.975, seeds - 1) / seeds**0.5)  # half an interval, in standard deviations
+# ```
 #
 # <details><summary>Solution</summary>
 #
-# `tiled_axes={1: 16}`: about 7% less error, for half a bit more per weight.
+# 2.48 and 1.05, so they'd be less than half as wide. Twice as many seeds make a mean √2 times as sure, and that's the
+# smaller part. The larger part is that three values hardly tell how wide the spread is, so the interval has to allow for
+# a wide one.
 # </details>
 #
-# 2. Train only the attention on an NF4 base (`targets=".*_einsum", partial=True`). Is the MLP
-#    still quantized?
-#
-# <details><summary>Solution</summary>
+# **Exercise 2: adapters for a part of the model.** Train only the attention on an NF4 base (`targets=".*_einsum"`,
+# `partial=True`). Is the MLP still stored in four bits? Guess, then look at one of its matrices:
 #
 # ```python
 # targets = ".*_einsum"
@@ -411,7 +396,10 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # print(part.layers[0].mlp.gate_proj.kernel.array.qvalue.get_value().dtype)
 # ```
 #
-# Yes, it's `uint4`: the provider has a second rule for matrices that get no adapter.
+# <details><summary>Solution</summary>
+#
+# Yes, it's `uint4`. Otherwise the MLP, which holds most of the weights, would take four times the memory. That's why the
+# provider has a second rule, for matrices that get no adapter.
 # </details>
 #
 # Back to the [series](https://github.com/OWNER/gemma4-on-tpu#readme).

@@ -1,4 +1,4 @@
-"""11's figures: what the storages of the base do to the losses, and to the answers."""
+"""11's figures: what the format of the base does to the memory, the losses and the answers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,42 @@ from appendix import qlora_runs as lab
 from helpers import style
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
 
+    from tpu_time.fit import Fit
+
+
+def draw_answer(steps: Mapping[str, Fit]) -> None:
+    """What a chip holds during each step, {name: step}, and which of the steps fit it."""
+    fig, ax = style.figure(9, 1.0 + 0.5 * len(steps))
+    labels = [name.replace(" with ", "\nwith ") for name in steps]
+    left = np.zeros(len(steps))
+    held = [part for step in steps.values() for part, gib in step.parts.items() if gib]
+    for part, color in zip(dict.fromkeys(held), style.CYCLE):
+        width = np.array([step.parts.get(part, 0.0) for step in steps.values()])
+        ax.barh(labels, width, left=left, color=color, label=part)
+        left += width
+    limit = next(iter(steps.values())).limit
+    ax.axvline(limit, color=style.BLACK)
+    ax.invert_yaxis()
+    ax.text(limit, len(steps) - 1.5, f" a program may use\n {limit:.2f} GiB of a chip", va="center",
+            fontsize=9)
+    fig.legend(loc="outside right center", fontsize=8)
+    fitting = [name for name, step in steps.items() if step.fits]
+    ax.set(title=f"The 31B on four v5e chips: {' and '.join(fitting) or 'nothing'} would fit",
+           xlabel="GiB of one chip")
+    style.finish(fig, "11_answer", "estimated, or compiled (there the temporaries are gradients, "
+                 "activations and logits in one sum)")
+
 
 def draw_losses(runs: pd.DataFrame, loss: pd.DataFrame, other: str = "nf4") -> None:
-    """Training losses of bfloat16's seeds as a band, with another storage on it; all at the end.
+    """Training losses of bfloat16's seeds as a band, with another format on it; all at the end.
 
     Args:
       runs, loss: from `lab.stored`.
-      other: the storage that's drawn on the band.
+      other: the format that's drawn on the band.
     """
     fig, (left, right) = style.figure(10, 3.4, columns=2)
     whole = _smooth(loss, "bfloat16")
@@ -33,7 +58,7 @@ def draw_losses(runs: pd.DataFrame, loss: pd.DataFrame, other: str = "nf4") -> N
     names = list(dict.fromkeys(loss.variant))
     ends = [_smooth(loss, name).iloc[-1].mean() for name in names]
     apart = max(ends) / min(ends) - 1
-    left.set(title=f"{len(names)} storages end within {apart:.0%} in training",
+    left.set(title=f"All {len(names)} variants end within {apart:.0%} in training",
              xlabel="step", ylabel="training loss,\nnats per token (log scale)", yscale="log")
     left.legend()
 
@@ -42,9 +67,9 @@ def draw_losses(runs: pd.DataFrame, loss: pd.DataFrame, other: str = "nf4") -> N
         label = name.replace(" ", "\n")
         right.plot([label] * len(values), values, "o", color=style.BLUE)
     among_seeds = (losses.max() - losses.min()).max()
-    among_storages = losses.mean().max() - losses.mean().min()
-    more, less = "seeds", "storages"
-    if among_storages > among_seeds:
+    among_variants = losses.mean().max() - losses.mean().min()
+    more, less = "seeds", "variants"
+    if among_variants > among_seeds:
         more, less = less, more
     right.set(title=f"At the end, {more} differ more than {less}",
               ylabel="validation loss,\nnats per token", ylim=(0, 1.25 * runs.val_loss.max()))
@@ -84,7 +109,7 @@ def draw_quality(answers: pd.DataFrame, table: pd.DataFrame) -> None:
 
 
 def _draw_row(ax: Axes, name: str, percent: pd.Series, dots: pd.Series) -> None:
-    """One storage's seeds and its two intervals; where dots coincide, how many they are."""
+    """One format's seeds and its two intervals; where dots coincide, how many they are."""
     ax.plot(dots, [name] * len(dots), "o", color=style.BLUE, alpha=0.6)
     ax.hlines(name, percent["problems from"], percent["problems to"], style.GRAY, lw=9, alpha=0.4,
               zorder=1)

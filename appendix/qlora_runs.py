@@ -1,4 +1,4 @@
-"""11's laboratory: the tiny base trained with its weights stored in different ways, and judged.
+"""11's laboratory: the tiny base trained with its weights in different formats, and judged.
 
     python -m appendix.qlora_runs     makes the runs that data/qlora/ lacks of this base
 
@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,8 +276,22 @@ def differences(table: pd.DataFrame,
     return pd.DataFrame(rows).T
 
 
+def one_row() -> renting.Fit:
+    """The 31B's int8 step on a v5e-4 if a step has a single row, so no loop: as 08 compiled it."""
+    table = pd.read_csv("data/dryrun/v5e-4_31b.csv", index_col="recipe")
+    row = table.loc["int8, DECODER remat, one row"]
+    in_a_loop = renting.will_it_fit("v5e", 4, base_dtype="int8", remat="DECODER", row_length=2_048)
+    _, adapters = renting.held("31b", *in_a_loop.mesh, "int8")
+    parts = {
+        "base weights": row.args_gib - adapters,
+        "adapters and Adam": adapters,
+        "temporaries": row.hbm_gib - row.args_gib,
+    }
+    return replace(in_a_loop, parts=parts, compiled=True)
+
+
 def best_steps(slices: Sequence[tuple[str, str, int]]) -> pd.DataFrame:
-    """The best training step with each storage, as text, and what the published samples would cost.
+    """The best training step in each format, as text, and what the published samples would cost.
 
     Args:
       slices: (model, kind of chip, chips) of each.

@@ -718,47 +718,6 @@ def show(table: pd.DataFrame, columns: Mapping[str, str]) -> Styler:
         {"selector": ".col0", "props": "text-align: left; white-space: nowrap"}])
 
 
-def differences(recipes: Sequence[Recipe]) -> pd.DataFrame:
-    """The fields in which recipes differ: a column for each recipe, with its mesh spelled out."""
-    columns = {}
-    for recipe in recipes:
-        fsdp, tp = mesh_shape(recipe)
-        columns[recipe.recipe] = dataclasses.asdict(replace(recipe, mesh=f"{fsdp}x{tp}"))
-    fields = pd.DataFrame(columns)
-    differs = fields.astype(str).nunique(axis=1) > 1
-    return fields[differs].drop("recipe")
-
-
-def other_programs() -> pd.DataFrame:
-    """The stored rows of `OTHERS`, a line for each step, as text: how many, and the largest.
-
-    `ms a step of an answer` is predicted: each step adds one token to every answer.
-    """
-    others = pd.DataFrame(stored_rows(OTHERS))
-    others["gib"] = pd.to_numeric(others.hbm_gib)
-    others["ms"] = 1e3 * pd.to_numeric(others.seconds_a_token)
-    lines = []
-    for (topology, size, recipe), rows in others.groupby(["topology", "size", "recipe"],
-                                                         sort=False):
-        lines.append({
-            "slice": topology,
-            "size": size,
-            "recipe": recipe,
-            "programs compiled": len(rows),
-            "GiB of the largest": f"{rows.gib.max():.1f} of {rows.limit_gib.iloc[0]}",
-            "these fit": yes_or_no((rows.fits == "True").all()),
-            "ms a step of an answer": f"{rows.ms.max():.0f}",
-        })
-    return pd.DataFrame(lines)
-
-
-def how_many_fit() -> str:
-    """How many of 03's other programs are compiled, and how many of these fit."""
-    rows = stored_rows(OTHERS)
-    fitting = [row for row in rows if row["fits"] == "True"]
-    return f"{len(fitting)} of {len(rows)} compiled programs fit"
-
-
 def show_timed(rows: pd.DataFrame) -> Styler:
     """Programs that others timed (`bands.anchors`) beside our predictions, to be seen."""
     forms = {"measured, ms": "{:,.0f}", "predicted, ms": "{:,.0f}", "miss": "{:+.0%}"}

@@ -76,7 +76,7 @@ SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
 # answers, and up to 256 by which one of its prompts may be longer than another.
 ANSWER_TOKENS = 2 * (512 + 256)
 # How much longer a token takes than reading the chip's weights once: assumed. The whole programs,
-# compiled for a v5p-8, predict 2.1 to 2.5 times (08, section 3).
+# compiled for a v5p-8, predict 2.1 to 2.5 times (data/dryrun/beside_the_step.csv).
 ANSWER_OVER_FLOOR = 3.0
 # FLOPs of a step per weight and token: 2 forward, 2 backward, and 2 more if it recomputes.
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
