@@ -156,6 +156,7 @@ import tables
 from appendix import parts
 from appendix import step_figures as figures
 from appendix import steps
+from helpers import style
 from tpu_time import bands
 
 # %%
@@ -180,10 +181,13 @@ else:
     display(steps.show(steps.stored(steps.table_name(steps.LIVE)), steps.COUNTED | TIMED))
 
 # %% [markdown]
-# 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Those that we've
-# compiled fit, each next to whatever else is on the chip
-# ([the table](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/beside_the_step.csv)).
-#
+# 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Do they fit,
+# next to whatever else is on the chip? All of them do, and none needs as much as the step:
+
+# %%
+style.folded("03's other programs, slice by slice", steps.other_programs())
+
+# %% [markdown]
 # **Is a step with one micro-batch a fair stand-in for a step with four?** No, the loop over them can cost gigabytes
 # ([how we found out](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#why-do-micro-batches-count)).
 # So a row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. All other steps are *estimated*.

@@ -709,6 +709,28 @@ FORMS: dict[str, str | Callable[[bool], str]] = {
 }
 
 
+def other_programs() -> pd.DataFrame:
+    """The stored rows of `OTHERS` as text: where a program runs, its memory and its time.
+
+    `ms a token` is predicted, for programs that answer: each turn adds one token to every answer.
+    """
+    lines = []
+    for row in stored_rows(OTHERS):
+        milliseconds = ""
+        if row["seconds_a_token"]:
+            milliseconds = f"{1e3 * float(row['seconds_a_token']):.0f}"
+        lines.append({
+            "slice": row["topology"],
+            "size": row["size"],
+            "recipe": row["recipe"],
+            "program": row["program"],
+            "GiB of a chip": f"{float(row['hbm_gib']):.1f} of {float(row['limit_gib']):.1f}",
+            "fits": yes_or_no(row["fits"] == "True"),
+            "ms a token": milliseconds,
+        })
+    return pd.DataFrame(lines)
+
+
 def show(table: pd.DataFrame, columns: Mapping[str, str]) -> Styler:
     """Columns {column: its name here} of a table, with sensible digits, to be seen."""
     forms = {name: form for name, form in FORMS.items() if name in columns}
