@@ -73,7 +73,7 @@ helpers.machine(devices=1)
 # with. The example asks for the *ports* of a Verilog module: its inputs and outputs, and how many bits each has.
 
 # %%
-FILE = ""        # "chats.jsonl", a dataset of the Hugging Face hub, "upload" on Colab; "": the example
+FILE = ""        # "chats.jsonl", a dataset on Hugging Face, "upload" on Colab; "": the example
 SYSTEM = ""      # for example "You answer questions about our products."
 HELD_OUT = 0.1   # share of the questions
 
