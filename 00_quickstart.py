@@ -59,7 +59,7 @@ helpers.machine(devices=1, always="tiny")
 # has taught the model to answer.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. (`optax` is its `torch.optim`,
-# and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in ten minutes](14_jax.ipynb) and
+# and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in a quarter of an hour](14_jax.ipynb) and
 # [03](03_train.ipynb) explain them.
 
 # %%

@@ -229,9 +229,9 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 #
 # <details><summary>And in a chat with several answers, or with tools?</summary>
 #
-# Every answer is trained. There's one flaw: the template writes an empty thought only before the last answer, so an
-# earlier one is trained without it, although the server writes it after one. (`recipe.py` makes one example of each
-# answer instead.) For tools, see [own data](own_data.ipynb), section 6.
+# Every answer is trained, with one flaw. Whenever a server asks the 31B for an answer, its prompt ends with the empty
+# thought. In our rows only the last answer has it in front of it. The earlier ones are trained as a stored chat has them,
+# without it. (`recipe.py` makes one example of each answer instead.) For tools, see [own data](own_data.ipynb), section 6.
 #
 # </details>
 #
@@ -417,4 +417,4 @@ print(f"wrote {helpers.run_dir('data')}")
 # </details>
 #
 # Next: [03 · Fine-tuning Gemma 4 with LoRA on several chips](03_train.ipynb), on these rows. (If JAX is new to you, read
-# [14 · JAX in ten minutes](14_jax.ipynb) first.)
+# [14 · JAX in a quarter of an hour](14_jax.ipynb) first.)

@@ -17,7 +17,7 @@
 #
 # How does a model that only continues texts learn to write the module you asked for? You'll plan *adapters* (small
 # matrices beside Gemma 4's own), ask the model for an up-down counter, train the adapters, and ask again. **If you've
-# never used JAX, read [14 · JAX in ten minutes](14_jax.ipynb) first.**
+# never used JAX, read [14 · JAX in a quarter of an hour](14_jax.ipynb) first.**
 #
 # | | |
 # |---|---|
@@ -258,14 +258,16 @@ ahead = train.compile_ahead(lowered)
 #
 # - Along `fsdp` (fully sharded data parallelism) each chip computes different rows of the batch. It only *stores* a
 #   piece of W, and an *all-gather* brings it the other pieces when W is needed.
-# - Along `tp` (tensor parallelism) each chip computes with only its own piece of W: some of the attention heads, and
-#   some columns of the MLP. A *reduce-scatter* adds up the chips' results, and leaves each chip a part of the sum.
-#   Before the next matrix, an all-gather puts the parts together again.
+# - Along `tp` (tensor parallelism) each chip computes with its own attention heads, and with its own columns of the MLP.
+#   So far nothing travels. But each half of a layer ends with a matrix that's cut by rows, and there every chip gets only
+#   a partial sum. A *reduce-scatter* adds up these sums, and leaves each chip one piece of the total. Before the next
+#   matrix, an all-gather puts the pieces together again.
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
-# You choose the mesh (the setting `mesh`; by default it has as much `tp` as the heads allow), and the compiler writes
-# this communication. ([14](14_jax.ipynb), section 4, tries it on a small matrix.)
+# You choose the mesh (the setting `mesh`; by default it's the fastest one that we've compiled for your slice and rows, or
+# else the one with as much `tp` as the heads allow), and the compiler writes this communication. ([14](14_jax.ipynb),
+# section 4, tries it on a small matrix.)
 #
 # **Which mesh needs the most memory for the base, and which for the adapters?** Guess first. Here's the tiny model with
 # rank 16, on every mesh that your devices allow:
@@ -384,9 +386,10 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# Don't compare how high the two curves are. In the first epoch every training row is new to the model when its loss is
-# measured, just like a held-out row. And the few held-out rows may simply be easier. What counts is where each curve is
-# heading. **What does it mean if the held-out loss rises while the training loss still falls?**
+# A gap between the two curves tells you little. In the first epoch it can't come from memorizing, because when its loss
+# is measured, every training row is as new to the model as a held-out row. And the few held-out rows may simply be
+# easier. What counts is where each curve is heading. **What does it mean if the held-out loss rises while the training
+# loss still falls?**
 #
 # <details><summary>Answer</summary>
 #

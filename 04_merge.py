@@ -286,9 +286,10 @@ style.finish(pictures.draw_scales(runs), "04_scale",
              "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
-# Without the adapters nothing passes, and at a quarter of their strength 22 of 38 do. From half to one and a half times
-# it's 26 to 31, and with a single run that's hard to tell from luck. (The gray band is a rough yardstick for luck: if
-# every problem passed with the same chance as at scale 1, two runs in three would end inside it.)
+# Without the adapters nothing passes, and at a quarter of their strength 22 of 38 do. From three
+# quarters to one and a quarter it's 30 or 31. At half and at one and a half it's 26 and 27, just below the gray band, and
+# a single run doesn't prove that either. (The band is a rough yardstick for luck: if the chance to pass were the same at
+# every scale as at scale 1, two runs in three would end inside it.)
 #
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #

@@ -13,7 +13,7 @@
 # %% [markdown]
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/14_jax.ipynb)
 #
-# # 14 · JAX in ten minutes
+# # 14 · JAX in a quarter of an hour
 #
 # **You know PyTorch, and [03](03_train.ipynb) trains in JAX. What do you have to know before you read it?** Six
 # ideas. You'll try each of them in a cell or two, on random matrices and four simulated devices. At the end you'll
@@ -217,7 +217,7 @@ for fsdp, tp in ((16, 1), (8, 2), (4, 4), (2, 8), (1, 16)):
     problem = architecture.mesh_problem(big, fsdp, tp)
     print(f"fsdp {fsdp:2}, tp {tp:2}: {problem or 'divides everything'}")
 for chips in (4, 8, 16):
-    print(f"on {chips} chips 03 takes (fsdp, tp) = {architecture.choose_mesh(big, chips)}")
+    print(f"on {chips} chips, as much tp as possible: {architecture.choose_mesh(big, chips)}")
 
 # %% [markdown]
 # You get this refusal before 62 GB are read. (A server can store heads twice, and that's how 05 serves with `tp=8`.) So

@@ -460,7 +460,7 @@ def _by_tp(sheet: Sheet, y: float) -> None:
     _sign(sheet, 556, y, "=")
     _matrix(sheet, 576, y, "y", BY_COLUMNS, COLUMN_DIGITS)
     sheet.lines(702, y + 18, [
-        "The next matrix,", "V, is cut by rows:", "each chip gets", "a part of the sum."], 23,
+        "The next matrix,", "V, is cut by rows:", "each chip gets", "only a partial sum."], 23,
                 size=17, color="soft")
     y += 158
     sheet.words(865, y - 12, "The activations travel.", 18, "red", "end", bold=True)
@@ -481,7 +481,7 @@ def _partial_sums(sheet: Sheet, x: float, y: float) -> None:
         left, top = x + 17 * place, y + 17 * place
         sheet.rectangle(left, top, 92, 53, color, radius=0)
         sheet.words(left + 7, top + 14, DIGITS[place], 16, color, bold=True)
-    sheet.words(x + 72, y + 4 * SIDE + 22, "four parts of a sum", 17, "ink", "middle")
+    sheet.words(x + 72, y + 4 * SIDE + 22, "four partial sums", 17, "ink", "middle")
 
 
 # ── 5. kv_einsum comes apart (04) ──
