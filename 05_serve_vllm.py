@@ -21,7 +21,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8 with Docker, or Kaggle's free v5e-8, which needs no Docker. e2b: one v6e chip, with Docker or without. tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (A v6e needs Docker unless you choose `engine="tpu"`.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
@@ -233,7 +233,8 @@ windowed = 8 * left / (sliding * 1024 + full * 16_384)
 print(f"if the sliding layers kept only their window: {windowed:.0f} requests")
 
 # %% [markdown]
-# Then why do they keep everything? Because vLLM's TPU package (0.32.0) keeps all tokens in every layer.
+# Then why do they keep everything? Because vLLM's *hybrid cache*, which keeps only the window in sliding layers, is
+# switched off for this model in its TPU package (0.32.0).
 #
 # That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
 # holds:
@@ -390,9 +391,10 @@ if other:
 #
 # ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
-# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU only vLLM's
-# PyTorch models do that, `implementation="vllm"`, and vLLM's own test uses a small Qwen.) Both ways must agree. So
-# we ask the merged model, base + adapter, and the base alone how likely each token of the merged model's answer is:
+# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (vLLM's
+# TPU package has model code in JAX and in PyTorch. Only the PyTorch code, `implementation="vllm"`, can add adapters, and
+# vLLM's own test of that uses a small Qwen.) Both ways must agree. So we ask the merged model, base + adapter, and the
+# base alone how likely each token of the merged model's answer is:
 
 # %%
 def logprobs(where, name):
@@ -463,4 +465,4 @@ if other:
 # if 02's system message has changed since the training.
 # </details>
 #
-# Next: [06 · How fast is it, and could it be?](06_bench.ipynb)
+# Next: [06 · How fast is it, and how fast could it be?](06_bench.ipynb)

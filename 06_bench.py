@@ -13,7 +13,7 @@
 # %% [markdown]
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/gemma4-on-tpu/blob/main/notebooks/06_bench.ipynb)
 #
-# # 06 · How fast is it, and could it be?
+# # 06 · How fast is it, and how fast could it be?
 #
 # How many people can use the server of notebook 05 before they notice each other? We time one request, then
 # many, and find the rate at which a queue begins. Beside each measurement we show what physics would allow, and
@@ -166,8 +166,8 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 #
 # ## 4. Which rates are worth measuring?
 # **Where does the server stop keeping up?** Only rates near that limit are interesting, but we don't know it
-# beforehand. So we search. One request **alone** and two **bursts**, where all requests arrive at once, give a first
-# guess. From there we go up until a rate is clearly too much, and down until one is clearly fine. Then we try rates in
+# beforehand. So we search. A few requests, each **alone**, and two **bursts**, where all requests arrive at once, give a
+# first guess. From there we go up until a rate is clearly too much, and down until one is clearly fine. Then we try rates in
 # between, until we know the limit to within 25%. We measure a rate up to three times, and some of the repeats come much
 # later, so you also see how much the machine itself varies. If the results for a rate contradict each other, we measure
 # it again, up to twice. If they still do, the table calls that rate *noisy*.
@@ -396,18 +396,20 @@ print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 #
 # ## 9. What changes with your own traffic?
 # **Your prompts often share a beginning. How much work could a prefix cache save?** Give the client a file with one
-# `{"prompt": ...}` per line. It sends those prompts, and each answer ends where the model ends it. We take the six
-# longest requests of 07 and ask each of them twice.
+# `{"prompt": ...}` per line. It sends those prompts, and each answer ends where the model ends it. Our example takes the
+# six longest requests of 07 and asks each of them twice.
 
 # %%
+OWN = ""  # ← your file; "": this example
 tokenizer = chat.load_tokenizer(options.model)
-own = helpers.run_dir("bench", "own.jsonl")  # ← your file; then delete what writes this example
-prompts = []
-for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
-    messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
-    prompts.append(chat.prompt_ids(tokenizer, messages, thinking))
-longest = sorted(prompts, key=len)[-6:]
-traffic.write(own, record, 2 * longest, tokenizer.decode)
+own = Path(OWN or helpers.run_dir("bench", "own.jsonl"))
+if not OWN:
+    prompts = []
+    for path in sorted(Path("data/tiny_eval").glob("*_prompt.txt")):
+        messages = asking.chat_request(path.read_text(), system, thinking)["messages"]
+        prompts.append(chat.prompt_ids(tokenizer, messages, thinking))
+    longest = sorted(prompts, key=len)[-6:]
+    traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
 # So at least half of the tokens have been there before. But a prefix cache keeps only whole *blocks*, groups of a fixed
@@ -423,7 +425,7 @@ print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hi
       f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
 
 # %% [markdown]
-# And how long do these requests take with the cache off? We send them about as fast as one user would who asks again
+# And how long do these requests take with the cache off? We send them about as fast as a single user who asks again
 # right after each answer:
 
 # %%

@@ -203,7 +203,8 @@ for ceiling in ceilings.values():
 # - `two examples` shows two solved problems and lets the model continue.
 # - `comment` writes the problem as the comment above a module, the way Verilog files have it.
 #
-# The last two suit an untuned model. So in those two we ask only the base for five answers.
+# The last two suit an untuned model, so there only the base gives five sampled answers. (By `comment` both models also
+# give one greedy answer.)
 
 # %%
 plans = ways.SHORT if cfg.short else ways.LARGE

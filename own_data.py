@@ -154,7 +154,7 @@ own.draw_losses(out / "log.txt", blind=len(tokenizer))
 # counts, because the model hasn't read those questions. (Both flatten because the learning rate falls to zero.)
 #
 # **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If its last
-# point is the lowest, try more.**
+# point is the lowest, try more `epochs`.**
 #
 # ## 4. Before and after
 # **Did anything change?** We load the base once, with two adapters: yours is *tuned*, and one that does nothing is

@@ -258,7 +258,7 @@ steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
 # On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's gathers
-# beside products on 2 x 2 chips. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1) loses, as far as we
+# on 2 x 2 chips while the chips multiply. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1) loses, as far as we
 # know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. Others measured that on a v5e-8,
 # and a v6e's program names the same ring.
 #
@@ -342,7 +342,7 @@ pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 # **Why should you believe these times?** Because you can try the same rules on programs that others have timed on real
 # chips (*anchors*), and see by how much we miss. `python -m tpu_time.anchors` compiles each of these programs, in the same
 # shapes. (Two single collectives need no program: their times follow from their bytes and the links.) First the whole
-# training steps:
+# training steps (*MaxText* is Google's training code for large models in JAX):
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -371,8 +371,9 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #   expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.
-# - Memory: XLA's *plans* agree within 0.2% with reports that others kept of theirs (`python -m appendix.memory`). But our
-#   tables come from whole compilations, which say up to a tenth more, and those we can't check.
+# - Memory: before XLA generates code, it plans its buffers. Others kept the reports of such plans, and ours agree with
+#   them within 0.2% (`python -m appendix.memory`). After a whole compilation XLA reports up to 11% more
+#   (`tpu_time/compiler.py`). Our tables have that number, and nobody has published one to compare it with.
 #
 # And has anybody run *this* repository on a chip? If so, here's what they measured next to what we had predicted:
 

@@ -450,5 +450,5 @@ helpers.write_json(helpers.run_dir("published.json"), {
 #
 # </details>
 #
-# Next: [06 · How fast is it, and could it be?](06_bench.ipynb) or
+# Next: [06 · How fast is it, and how fast could it be?](06_bench.ipynb) or
 # [07 · pass@k that can be believed](07_eval.ipynb).

@@ -96,8 +96,8 @@ figures.draw_answer(steps)
 # The loop surprised us: with it, int8 doesn't fit. So with int8 you'd set `rows_per_step=1`. NF4 leaves room for the
 # loop, by our estimate. Nobody has run any of these steps.
 #
-# **Half a byte a weight fits (estimated). One byte fits if a step has a single row (compiled). Either way, the chips cost
-# less than a third of a v5p-8.**
+# **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte fits only with one row
+# (compiled). Either way, the chips cost less than a third of a v5p-8.**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a format costs in quality, and the first thing we learned
@@ -193,9 +193,9 @@ helpers.show_source(quantized.Casts)
 # table. On a mesh, that look-up would bring whole matrices to every chip.
 #
 # In 03 all this is one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. 03 then
-# loads the base on the host and sends one quantized matrix at a time to the chips. (If you try this in 03 on a CPU,
-# take int8: there JAX 0.10.2 refuses 4-bit arguments of a step that's compiled before its first call, as 03's is.)
-# Here's what 03 calls, and what the base then takes:
+# loads the base on the host and sends one quantized matrix at a time to the chips. (To try this in 03 on a CPU, take
+# int8. 03 compiles its step ahead of time, and on a CPU JAX 0.10.2 can't hand 4-bit arrays to such a step.) Here's what
+# 03 calls, and what the base then takes:
 
 # %%
 model = quantized.load_base(lab.BASE, config, mesh, "nf4")
@@ -205,8 +205,8 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Only the matrices of attention and MLP are quantized. The norms are small. The E2B has a second table of tokens, which
-# is only looked up. The embedder is also the output matrix; we leave it in bfloat16.
+# Only the matrices of attention and MLP are quantized. The norms aren't, because they're small. The embedder isn't,
+# because it's also the output matrix. And the E2B's second table of tokens isn't, because it's only looked up.
 #
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
@@ -252,8 +252,8 @@ pd.DataFrame({name: lab.cosines(kinds, found["bfloat16"])
 #
 # ### A trap: rounding has no gradient
 # Qwix can round activations, too, with `act_qtype="int8"`. That looks like the switch for int8 arithmetic. But in the
-# LoRA provider it silently ruins the gradient, because the derivative of rounding is zero almost everywhere, and
-# nothing there passes the gradient through regardless:
+# LoRA provider it silently ruins the gradient. The derivative of rounding is zero almost everywhere, and the provider has
+# nothing that would let the gradient pass anyway:
 
 # %%
 rule = qwix.LoraRule(module_path=gemma.TARGETS, rank=16, alpha=32.0, weight_qtype="int8",

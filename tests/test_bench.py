@@ -860,7 +860,7 @@ def test_the_lines_of_the_guide_ask_both_servers_in_turn(monkeypatch, tmp_path, 
     space = {"asking": asking, "load": bench, "client": client, "options": CPU, "cfg": TINY,
              "results_in": tmp_path, "own_point": "point", "record": record, "server": server,
              "helpers": types.SimpleNamespace(run_dir=tmp_path.joinpath),
-             "prompts": [[1]], "traffic": traffic, "hits": [128, 0]}
+             "sent": [[1]], "traffic": traffic, "hits": [128, 0]}
     exec(lines, space)
     assert asked == [(record, cached, "point", f"warm-{'on' if cached else 'off'}-{turn}")
                      for turn in (1, 2) for cached in (False, True)] + ["closed"]
