@@ -15,9 +15,8 @@
 #
 # # 06 · How fast is it, and how fast could it be?
 #
-# How many people can use the server of notebook 05 before they notice each other? We time one request, then
-# many, and find the rate at which a queue begins. Beside each measurement we show what physics would allow, and
-# at the end what a token costs.
+# How many people can use the server of notebook 05 before they notice each other? We time one request, then many, and
+# find the rate at which a queue begins. We also show what physics would allow, and what a token costs.
 #
 # | | |
 # |---|---|
@@ -53,20 +52,20 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What exactly do we measure?
-# **How fast is the server?** That has no single answer, because it depends on how long the prompts and the answers
-# are, and on how many people ask. So we need a few words:
+# **How fast is the server?** That depends on how long the prompts and the answers are, and on how many people ask. So
+# we need a few words:
 #
 # - A **regime** is a prompt length and an answer length, in tokens: 64/16 means 64 in and 16 out.
 # - A **rate** is how many requests arrive per second. A regime at one rate is a **point**.
-# - The **objective** (you'll also see SLO, service-level objective) is what you'd promise a user: how many
-#   milliseconds the first token may take at most, and how many each further one.
+# - The **objective** (SLO, service-level objective) is what you'd promise a user: how many milliseconds the first token
+#   may take at most, and how many each further one.
 #
 # Requests arrive at random moments, whether or not the server is ready. Such a test is an **open loop**.
 #
 # <details><summary><b>Why not simulate 30 users who each ask again as soon as they have an answer?</b></summary>
 #
-# Because then a slow server is asked less often. Its queue can't grow, so you never see it. Such a *closed
-# loop* makes slow servers look good.
+# Because then a slow server is asked less often, and its queue can't grow. Such a *closed loop* makes slow servers look
+# good.
 # </details>
 
 # %%
@@ -99,8 +98,7 @@ print(f"regimes: {names}; objective: {cfg.slo[0]} ms to the first token, {cfg.sl
 # **A speed means nothing without a regime and a rate.**
 #
 # ## 2. Where does the time of one request go?
-# Let's first see what a single user gets. We connect to the server of 05 and prepare a request that you
-# know, the up-down counter.
+# Let's first see what a single user gets. We ask the server of 05 for the up-down counter.
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -133,16 +131,13 @@ if doubt:
 
 # %% [markdown]
 # Orange is the **time to first token** (TTFT, as in 05): prefill. Blue is the rest of the answer, with a white line for
-# each piece that arrived. (Where a line seems to be missing, several pieces arrived at nearly the same moment.) Its mean
-# step is the **time per output token** (TPOT): decode. 05's single try may have shown other times: that's how much this
-# machine varies, and why we repeat.
+# each piece that arrived. Its mean step is the **time per output token** (TPOT): decode.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
 # ## 3. How do you measure a server that many people use?
-# You need a client that behaves like many people, and vLLM brings one. `vllm bench serve` sends random
-# prompts of a given length at a given rate, and notes the times of every request. Here's the command for
-# one point, without its end, which only says what to save:
+# You need a client that behaves like many people, and vLLM brings one. `vllm bench serve` sends random prompts of a
+# given length at a given rate, and notes the times of every request. Here's the command for one point:
 
 # %%
 client = Client(folder)  # one process for all points; importing vLLM takes ten seconds
@@ -152,25 +147,29 @@ what, _, saved = " ".join(words).partition(" --temperature")
 print("vllm", what.replace(" --", " \\\n    --"), "...")
 
 # %% [markdown]
-# `--ignore-eos` makes all answers equally long. And before each point we wait until the server is idle, or we'd
-# measure what somebody else left behind.
+# `--ignore-eos` makes all answers equally long. And before each point we wait until the server is idle.
 #
 # <details><summary><b>A prefix cache keeps what a server has computed for earlier prompts. You measure two points with
 # the same seed. What does the second one measure?</b></summary>
 #
-# The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its
-# own, the cache is off, and after each point we read what the server itself counted as cached.
+# The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its own, the cache
+# is off, and we read what the server counted as cached.
 # </details>
 #
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
-# **Where does the server stop keeping up?** Only rates near that limit are interesting, but we don't know it
-# beforehand. So we search. A few requests, each **alone**, and two **bursts**, where all requests arrive at once, give a
-# first guess. From there we go up until a rate is clearly too much, and down until one is clearly fine. Then we try rates in
-# between, until we know the limit to within 25%. We measure a rate up to three times, and some of the repeats come much
-# later, so you also see how much the machine itself varies. If the results for a rate contradict each other, we measure
-# it again, up to twice. If they still do, the table calls that rate *noisy*.
+# **Where does the server stop keeping up?** Only rates near that limit are interesting, so we search for it. A few
+# requests, each **alone**, and two **bursts**, where all requests arrive at once, give a first guess. From there we
+# close in until we know the limit to within 25%. We measure a rate up to three times, so you also see how much the
+# machine itself varies.
+#
+# <details><summary>How does the search choose its rates?</summary>
+#
+# It goes up until a rate is clearly too much, and down until one is clearly fine. Then it tries rates in between. Some
+# of the repeats come much later. If the results for a rate contradict each other, it's measured again, up to twice. If
+# they still do, the table calls that rate *noisy*.
+# </details>
 #
 # How long will that take?
 
@@ -193,10 +192,8 @@ if options.chip:
 measured = sweep(client, options, cfg, results_in)
 
 # %% [markdown]
-# Every measurement becomes one row of `results.csv`. Each latency has its *floor* beside it: the least time
-# that's physically possible (section 7). Below, each rate is one row, the median of its repeats. `delivered` says how
-# many requests per second were answered, and `in time` which share of them kept the objective. **p90** is the time
-# that nine requests in ten stayed below.
+# Below, each rate is one row, the median of its repeats. `delivered` says how many requests per second were answered,
+# and `in time` which share of them kept the objective. **p90** is the time that nine requests in ten stayed below.
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
@@ -206,9 +203,8 @@ helpers.write_text(results_in / "results.csv", table.to_csv(index=False))
 style.words(results.summary(table))
 
 # %% [markdown]
-# More load shouldn't make a server deliver less or answer sooner. If the table says it all the same, look at the
-# figures below. Each bar there runs from the smallest repeat to the largest, so if two bars overlap, the dip may be
-# noise.
+# More load shouldn't make a server deliver less or answer sooner. If the table says so all the same, look at the
+# figures below. A bar runs from the smallest repeat to the largest, so if two bars overlap, the dip may be noise.
 #
 # **Believe a difference only if it's larger than the spread of the repeats.**
 #
@@ -216,14 +212,18 @@ style.words(results.summary(table))
 # **In the table above, where does `delivered` stop following the rate, and what does TTFT do there?** The column
 # `state` says it in words:
 #
-# - A server has *kept up* with a rate if **every** repeat delivered at least 90% of it.
-# - A rate is *overloaded* if **no** repeat did, or if it's more than 2% above the most that the server delivered
-#   at any rate. (At such a rate, a short run may still deliver more than 90%, but in a longer one the queue would keep
-#   growing.)
-# - In between, the repeats disagree. Such a rate is *at the limit*.
+# - The server *kept up* with a rate if **every** repeat delivered at least 90% of it.
+# - A rate is *overloaded* if **no** repeat did.
+# - Where the repeats disagree, it's *at the limit*.
 #
-# (A repeat that delivered less than four fifths of the median isn't counted: something else took the machine.)
 # The **knee** is the largest rate that was kept up with, below the first overloaded one.
+#
+# <details><summary>Which two exceptions are there?</summary>
+#
+# A rate that's more than 2% above the most that the server ever delivered is overloaded, too: in a longer run its queue
+# would keep growing. And a repeat that delivered less than four fifths of the median isn't counted: something else took
+# the machine.
+# </details>
 
 # %%
 fig, ax = style.figure(7, 3.8)
@@ -240,28 +240,24 @@ for regime, (last, above) in knees.items():
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's offered. So
-# below the knee, throughput can't tell a fast server from a slow one. (*All at once* can lie higher, because then
-# several prompts share a step.) A short run doesn't find the knee exactly, so section 8 decides what you can promise.
+# there, throughput can't tell a fast server from a slow one. A short run doesn't find the knee exactly, so section 8
+# decides what you can promise.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
 # ## 6. Why can't we compare latencies beyond the knee?
-# The upper picture shows every request at an overloaded rate (or, if no rate was overloaded, with all requests at
-# once). The lower one shows a rate that the server keeps up with. To the right of the dotted line nothing new arrives.
-# **What would the upper picture look like with twice as many requests?**
+# The upper picture shows every request at an overloaded rate (or all at once), the lower one a rate that the server
+# keeps up with. To the right of the dotted line nothing new arrives. **What would the upper picture look like with
+# twice as many requests?**
 
 # %%
 part = table[(table.input_len == regime[0]) & (table.output_len == regime[1])]
-shown = {rate: results.first_of(measured, regime, rate)
+shown = {"all at once" if rate == INF else f"{rate:g}/s": results.first_of(measured, regime, rate)
          for rate in (results.overloaded_rate(part), results.calm_rate(part))}
 fig, panels = style.figure(7, 5.4, rows=2, sharex=True)
-for ax, (rate, run) in zip(panels, shown.items(), strict=True):
+for ax, (name, run) in zip(panels, shown.items(), strict=True):
     draw.requests(ax, run)
-    name = "all at once" if rate == INF else f"{rate:g}/s"
     ax.set_title(f"{name}: the slowest request takes {max(run.latencies):.1f} s")
-    quarter, half, end = results.under_way(run)
-    print(f"{name:11}: {quarter} without a whole answer when a quarter was sent, {half} at half, "
-          f"{end} when all were")
 panels[0].legend(fontsize=9, loc="best")
 panels[0].set_xlabel("")
 style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of each")
@@ -269,14 +265,21 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# An overloaded server falls further behind as long as requests arrive. So with twice as many, more would be unanswered
-# at the end, and they'd take longer still, on the very same server. The lower picture would be twice as long, but no
-# request in it would have to wait longer.
+# An overloaded server falls further behind as long as requests arrive. So with twice as many, the last ones would take
+# longer still, on the very same server. In the lower picture no request would wait longer.
 # </details>
 #
-# What do requests wait for? Every step computes a token for each answer that has begun, and pieces of new prompts, 2,048
-# tokens at most (05). So the more answers share a step, the longer each further token takes: **TPOT** grows (blue). Once
-# a step has no room for another prompt, or the cache has no room for another request (05), newcomers stand in line:
+# Let's count the unanswered requests:
+
+# %%
+for name, run in shown.items():
+    quarter, half, end = results.under_way(run)
+    print(f"{name:11}: {quarter} without a whole answer when a quarter was sent, {half} at half, "
+          f"{end} when all were")
+
+# %% [markdown]
+# What do requests wait for? The more answers share a step, the longer each further token takes: **TPOT** grows (blue).
+# Once a step has no room for another prompt, or the cache none for another request (05), newcomers stand in line:
 # **TTFT** grows (orange).
 #
 # **Beyond the knee, latencies measure the length of the test, not the server.**
@@ -285,15 +288,15 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 # **Is the TTFT in section 4's table good?** You can't tell until you know what's possible. The **floor** is the
 # least time that this work takes on this machine, whatever the software.
 #
-# - **TTFT.** The whole prompt has to go through every layer. `config.json` tells us how many operations that
-#   takes. Divide them by the machine's **peak**, its operations per second.
-# - **TPOT.** Every decode step has to read all weights and the request's cache. Divide those bytes by the
-#   memory's **bandwidth**, its bytes per second.
+# - **TTFT.** `config.json` tells us how many operations the whole prompt takes. Divide them by the machine's **peak**,
+#   its operations per second.
+# - **TPOT.** Every decode step reads all weights and the request's cache. Divide those bytes by the memory's
+#   **bandwidth**, its bytes per second.
 # - **A queue** has a higher floor. If 30 prompts arrive at once, the median one waits for half of them,
 #   even on a perfect machine.
 #
 # Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by the number
-# of cores. That's slightly too much, so we never call a possible time impossible.
+# of cores. That's slightly too much, so no possible time is called impossible.
 
 # %%
 busy = results.while_it_keeps_up(table)
@@ -306,8 +309,8 @@ style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of 
              "each floor is of the prompts that were drawn")
 
 # %% [markdown]
-# Why isn't the floor flat? It counts the queue that even a perfect machine would have had with that run's random
-# arrivals. **Is anything faster than its floor?** That would be a mistake in our measurement, so we look.
+# The floor isn't flat, because it counts the queue of that run's random arrivals. **Is anything faster than its
+# floor?** That would be a mistake in our measurement.
 
 # %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
@@ -315,8 +318,8 @@ if measured[0].series.speculation:  # a server with a drafter (05, section 8)
     print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
-# A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. The 31B gives its
-# chips real work. **What takes longer in its decode step, reading the weights or the arithmetic?**
+# A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. **What takes
+# longer in the 31B's decode step, reading the weights or the arithmetic?**
 
 # %%
 big = architecture.read_config("data/configs/gemma4_31b.json")
@@ -344,25 +347,22 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
              "not 30 (10, section 6)")
 
 # %% [markdown]
-# A point on the dashed line would use the machine perfectly. The hollow points lie below it, most of them by far, and no
-# machine with these chips can read those prompts in that time. **So what was measured there?**
+# A point on the dashed line would use the machine perfectly. The hollow points lie below it: no machine with these
+# chips can read those prompts in that time. **So what was measured there?**
 #
 # <details><summary>Answer</summary>
 #
-# Most likely the prefix cache of section 3: the same seed sends the same prompts at every rate. The times
-# get short just where the prompts fit into the cache ([10](10_published.ipynb), section 5).
-# ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#measuring-and-judging-06-07) has other
-# reasons for an impossible point.)
+# Most likely the prefix cache of section 3: the times get short just where the prompts fit into it
+# ([10](10_published.ipynb), section 5).
 # </details>
 #
 # **Compute the floor before you believe a latency, above all your own.**
 #
 # ## 8. What can you promise, and what does it cost?
 # **The server keeps up with a rate, and nine requests in ten keep the objective. Can you promise that rate?** Not yet,
-# because a run that's only a few times as long as a request can't show a queue that grows slowly. So the largest such
-# rate first has to survive one long run (a star below). It lasts at least twenty times as long as a request: seconds for
-# the tiny model, but ten minutes or more for the 31B (three or more on a v5e-8). If the rate doesn't hold, we try the
-# next lower one.
+# because a short run can't show a queue that grows slowly. So the largest such rate first has to survive one long run
+# (a star below), at least twenty times as long as a request. For the 31B that's ten minutes or more (three or more on a
+# v5e-8). If the rate doesn't hold, we try the next lower one.
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -377,8 +377,7 @@ style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of 
 # **Promise the largest rate whose long run held the objective.**
 #
 # ### What does a token cost?
-# A machine costs the same whether it works or not. So the more tokens the server delivers in an hour, the
-# cheaper each one is.
+# A machine costs the same whether it works or not. So the more tokens it delivers in an hour, the cheaper each one is.
 
 # %%
 unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
@@ -396,8 +395,8 @@ print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 #
 # ## 9. What changes with your own traffic?
 # **Your prompts often share a beginning. How much work could a prefix cache save?** Give the client a file with one
-# `{"prompt": ...}` per line. It sends those prompts, and each answer ends where the model ends it. Our example takes the
-# six longest requests of 07 and asks each of them twice.
+# `{"prompt": ...}` per line, and it sends those. Our example takes the six longest requests of 07 and asks each of them
+# twice.
 
 # %%
 OWN = ""  # ← your file; "": this example
@@ -413,8 +412,8 @@ if not OWN:
 
 # %% [markdown]
 # So at least half of the tokens have been there before. But a prefix cache keeps only whole *blocks*, groups of a fixed
-# number of tokens. And the last token of a prompt is always computed, because that's what predicts the first token of
-# the answer. **Guess the share that it can save.**
+# number of tokens. And a prompt's last token is always computed, to predict the first token of the answer. **Guess the
+# share that it can save.**
 
 # %%
 sent = traffic.read(own, record)
@@ -425,8 +424,7 @@ print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hi
       f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
 
 # %% [markdown]
-# And how long do these requests take with the cache off? We send them about as fast as a single user who asks again
-# right after each answer:
+# How long do they take with the cache off? We send them about as fast as one user who asks again after each answer:
 
 # %%
 own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt and of an answer
@@ -437,10 +435,10 @@ print(f"median TTFT {run.percentile('ttft', 50):,.0f} ms, TPOT {run.percentile('
 client.close()
 
 # %% [markdown]
-# [Is a prefix cache worth it?](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#is-a-prefix-cache-worth-it)
-# has the lines that ask a second server with the cache on, and compare. If your users share a long system message, turn
-# it on in 05 (`prefix_caching=True`). But a number with a warm cache also measures how repetitive your prompts are.
-# Report it next to the cold number, not in its place.
+# [Is a prefix cache worth
+# it?](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#is-a-prefix-cache-worth-it) compares with a
+# second server whose cache is on. If your users share a long system message, turn it on in 05 (`prefix_caching=True`).
+# But report a number with a warm cache next to the cold one, not in its place.
 #
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #
@@ -462,8 +460,7 @@ client.close()
 # style.words(results.summary(results.rows(measured, strict)))
 # ```
 #
-# Nothing has to be measured again, because every request's times are kept. The knee stays where it is: it doesn't
-# depend on the objective. What you can promise does.
+# The knee stays where it is: it doesn't depend on the objective. What you can promise does.
 # </details>
 #
 # 2. **How many requests are under way at the knee, on average?** Guess it from two numbers: how many are answered per
@@ -478,9 +475,8 @@ client.close()
 # print(f"{delivered * latency / 1e3:.2g} by the law, {in_flight:.2g} counted")
 # ```
 #
-# Requests per second, times the seconds that each of them stays: that's *Little's law*. You needn't know anything
-# about the server, because it's only counting. (The law is about the mean latency, and here's the median, so the two
-# numbers differ.)
+# Requests per second, times the seconds that each of them stays: that's *Little's law*. (It's about the mean latency,
+# and here's the median, so the two numbers differ.)
 # </details>
 #
 # 3. **When does a drafter stop paying?** A drafter (05) proposes four tokens, and the model checks them in one step. If
@@ -495,9 +491,9 @@ client.close()
 #       f"{1e3 * 5 * computing:.3f} ms to compute five tokens")
 # ```
 #
-# However many there are. Each further request brings its own cache, and reading it takes 0.077 ms, while the arithmetic
-# of its five tokens takes 0.043. So with such requests the drafter could at best triple the speed, before its own cost.
-# (All this at 100% of the peak and of the bandwidth. With short prompts and very many requests the arithmetic does win.)
+# However many there are. Reading each further request's cache takes 0.077 ms, while the arithmetic of its five tokens
+# takes 0.043. So with such requests the drafter could at best triple the speed, before its own cost. (With short
+# prompts and very many requests the arithmetic does win.)
 # </details>
 #
 # Next: [07 · pass@k that can be believed](07_eval.ipynb)
