@@ -15,9 +15,9 @@
 #
 # # 07 · pass@k that can be believed
 #
-# Is the tuned model better than its base, and how sure can you be? You'll judge one answer by hand, try to
-# cheat the judge, and compare both models problem by problem. What's measured is *pass@k*, the chance that at least one
-# of k answers passes.
+# Is the tuned model better than its base, and how sure can you be? You'll judge one answer by hand, try to cheat the
+# judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k answers
+# passes.
 #
 # | | |
 # |---|---|
@@ -51,11 +51,10 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. What's in the exam?
-# **What does one question of this exam look like?** It's three files. A **prompt** asks for a *module*, which
-# is a circuit with inputs and outputs. A **reference**, `RefModule`, is such a module, and it's right. A **testbench**,
-# `tb`, plays the outside world: it feeds the same signals to the reference and to the model's answer, `TopModule`.
-# Whenever the clock changes, it compares their outputs. At the end it prints `Mismatches: X in Y samples`. The
-# simulator is Icarus Verilog.
+# **What does one question of this exam look like?** It's three files. A **prompt** asks for a *module*, which is a
+# circuit with inputs and outputs. A **reference**, `RefModule`, is such a module, and it's right. A **testbench**,
+# `tb`, feeds the same signals to the reference and to the model's answer, `TopModule`, and compares their outputs. At
+# the end it prints `Mismatches: X in Y samples`. The simulator is Icarus Verilog.
 #
 # E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. It comes as two tasks: write a module from a
 # description (*spec-to-rtl*), or complete one whose first lines are given (*code-complete*). The tiny model takes 38
@@ -125,17 +124,16 @@ display(scores.verdict_table(
 
 # %% [markdown]
 # The first and the third would. verilog-eval's own analyzer is such a judge: it passes any log in which some line says
-# 0 mismatches, whoever printed it. Our judge gave the forger nothing. (Otherwise it follows verilog-eval's rules.
-# [TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07) lists
-# all nine verdicts that it can give.)
+# 0 mismatches, whoever printed it. Our judge gave the forger nothing.
+# ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07) lists
+# all nine verdicts.)
 #
 # **An answer is graded by what it does, never by what it says.**
 #
 # ## 3. A judge that an answer can't talk to
-# **Why not just compile everything together?** Because an answer is untrusted code. In one program with
-# testbench and reference it can print, stop the simulation, read the reference (`good1` in the testbench), or
-# overwrite an input that both share. If you guard against each trick, one day you'll miss one. So here the
-# answer never meets the reference, and the program that decides never meets the answer:
+# **Why not just compile everything together?** Because an answer is untrusted code. In one program with testbench and
+# reference it can print, stop the simulation, read the reference (`good1` in the testbench), or overwrite an input that
+# both share. If you guard against each trick, one day you'll miss one. So here the answer never meets the reference:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
@@ -162,10 +160,10 @@ display(scores.verdict_table(
     {name: verilog.judge(COUNTER, code, quick) for name, code in tricked.items()}))
 
 # %% [markdown]
-# The last two pass, and they should: what a right answer prints or mentions harms nobody. In the exam an answer could
-# still read the disk or use up the machine, so it may open no file, and time, memory and output are limited.
-# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) generates more than two
-# thousand further attacks, and none of them passes.
+# The last two pass, and they should: what a right answer prints or mentions harms nobody. In the exam an answer may
+# open no file, and time, memory and output are limited.
+# [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) has more than two thousand
+# further attacks, and none passes.
 #
 # **The program that decides never meets the answer.**
 #
@@ -192,27 +190,25 @@ for ceiling in ceilings.values():
 # **Know the ceiling before you read a score.**
 #
 # ## 5. Asking
-# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a **plan**:
-# a wording, a number of answers, and how random they are. At `temperature` 0 the model always writes its likeliest
-# token. That's called **greedy**. The higher the temperature, the more often it takes an unlikely one. With `top_p` of
-# 0.95 it draws only from the likeliest tokens, just enough of them to hold 95% of the probability. There are four
-# wordings:
+# **How do you ask a model so that the score is fair?** There isn't one way, so we write each way down as a **plan**: a
+# wording, a number of answers, and how random they are. At `temperature` 0 the model always writes its likeliest token,
+# which is called **greedy**. The higher the temperature, the more often it takes an unlikely one. With `top_p` of 0.95
+# it draws only from the likeliest tokens that together hold 95% of the probability. There are four wordings:
 #
 # - `trained chat` is the chat that the model was trained with. It's the main one.
-# - `official` is verilog-eval's own chat (without the one to four examples that it can put first).
+# - `official` is verilog-eval's own chat, without examples.
 # - `two examples` shows two solved problems and lets the model continue.
 # - `comment` writes the problem as the comment above a module, the way Verilog files have it.
 #
-# The last two suit an untuned model, so there only the base gives five sampled answers. (By `comment` both models also
-# give one greedy answer.)
+# The last two suit an untuned model, so there only the base gives five sampled answers.
 
 # %%
 plans = ways.SHORT if cfg.short else ways.LARGE
 style.words(ways.table(plans))
 
 # %% [markdown]
-# Is it the right model? `check_model` stops if the model isn't what 04 merged, or isn't asked the way it was trained.
-# The server is 05's, with one change: the prefix cache is on, because several answers share a prompt.
+# `check_model` stops if the model isn't what 04 merged, or isn't asked the way it was trained. The server is 05's, but
+# with the prefix cache on, because several answers share a prompt.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -236,8 +232,8 @@ for wording, name in ways.one_of_each_wording(plans).items():
     print(f"── {name}\n{shown}\n")
 
 # %% [markdown]
-# It isn't a fair question if the answer stood in the training rows. So we compare the trained *answers* with the
-# references, without comments, spaces and module names:
+# Did an answer stand in the training rows? We compare the trained *answers* with the references, without comments,
+# spaces and module names:
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -247,13 +243,12 @@ print(f"{leaks.trained:,} different trained modules; references among them: {len
 exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
-# A 0 means that no reference was copied. This check can't see near copies. The tiny exam has some, so passing it proves
-# only that the model has learned these kinds of modules ([02](02_data.ipynb), section 5). And a downloaded base has
-# probably read HDLBits, the site that verilog-eval's problems come from.
+# A 0 means that no reference was copied. This check can't see near copies, and the tiny exam has some: passing it
+# proves only that the model has learned these kinds of modules ([02](02_data.ipynb), section 5). And a downloaded base
+# has probably read HDLBits, where verilog-eval's problems come from.
 #
-# Now we ask both models everything. Each answer becomes a line of `samples.jsonl` as soon as it arrives, with a hash of
-# all that it depends on. If you kill this anywhere, the next run asks only for what's missing. The first of two
-# functions starts a server, if one is needed:
+# Now we ask both models everything. Each answer is saved as soon as it arrives, so if you kill this anywhere, the next
+# run asks only for what's missing. The first of two functions starts a server, if one is needed:
 
 # %%
 @contextmanager
@@ -266,7 +261,7 @@ def client_of(path):
 
 
 # %% [markdown]
-# The second lists what an answer depends on, and asks for the answers that aren't saved yet:
+# The second asks for the answers that aren't saved yet:
 
 # %%
 def answers_of(label, path, plans, tasks, prompts, folder=""):
@@ -289,8 +284,8 @@ replies = {label: answers_of(label, path, plans, tasks, prompts)
 #
 # ## 6. From text to code
 # **Which part of an answer is the module?** We fixed the rules beforehand, and we repair nothing. Of several fenced
-# blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts come first. The
-# `official` plans are read by verilog-eval's own rule: the lines from `[BEGIN]` to `[DONE]`, else the first fence.
+# blocks (code between lines of three backticks), the last one with a `TopModule` counts, because drafts come first.
+# (The `official` plans are read by verilog-eval's own rule.)
 
 # %%
 judged = {label: scores.judge_answers(samples, tasks, plans) for label, samples in replies.items()}
@@ -300,8 +295,7 @@ display(scores.categories(judged))
 
 # %% [markdown]
 # If the counts in the first lines aren't zero, our limits and rules may have cost a model points. A lot of *no code*
-# means that the model doesn't follow that wording. (*syntax* is code that the simulator can't parse; *compile* is code
-# that it parses and refuses, for an unknown name, say.) Now look at every sampled answer:
+# means that the model doesn't follow that wording. Now look at every sampled answer:
 
 # %%
 main = FIVE.name
@@ -317,11 +311,11 @@ exam.draw_answers(strips, "07_answers", where)
 #
 # ## 7. pass@k without bias
 # **What if you may try k times?** In the picture above a column is a problem, and where it's mixed, another try would
-# help. **pass@k** is the chance that at least one of k answers passes. Say 3 of 5 answers pass. What's pass@2? List the
-# pairs: there are ten, and only the pair of the two failures fails. So it's 0.9.
+# help. **pass@k** is the chance that at least one of k answers passes. Say 3 of 5 answers pass. What's pass@2? There
+# are ten pairs, and only the pair of the two failures fails. So it's 0.9.
 #
-# The same for any numbers: with n answers of which c pass, there are C(n, k) ways to pick k of them, and
-# C(n-c, k) pick failures only. So pass@k is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
+# With n answers of which c pass, there are C(n, k) ways to pick k of them, and C(n-c, k) pick failures only. So pass@k
+# is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
 #
 # It's tempting to take 1 - (1 - c/n)<sup>k</sup> instead. **Is that too high or too low?** Let's see, for answers that
 # pass 30% of the time:
@@ -351,6 +345,7 @@ def bootstrap(values, times=10_000):
     return np.mean(values), low, high
 
 
+# %%
 names = [problem.name for problem in problems]
 runs = scores.all_counts(judged, plans, names)  # (passing answers, answers) of each problem
 tuned_scores = scores.per_problem(runs["tuned", main], k=1)
@@ -359,8 +354,8 @@ print(f"tuned, {main}: pass@1 {mean:.1%} ({low:.1%} to {high:.1%})")
 
 # %% [markdown]
 # **If none of 38 problems passes, is the true share zero?** Not necessarily: the exact 95% interval of 0 in 38 reaches
-# up to 9%. A bootstrap can't show that, because all its samples are zero, too. So where all scores are 0, or all are
-# 1, the table takes the exact interval. All scores, in percent:
+# up to 9%. A bootstrap can't show that, so where all scores are 0, or all are 1, the table takes the exact interval.
+# All scores, in percent:
 
 # %%
 disputed = np.array([name.startswith(cfg.disputed) for name in names])
@@ -368,84 +363,87 @@ board = scores.board(runs, {"undisputed": ~disputed, "winnable": ceilings["spec-
 scores.percents(board)
 
 # %% [markdown]
-# Compare the base in the row `trained chat` with the base in the row `comment`: the same weights, asked
-# differently.
+# Compare the base by `trained chat` and by `comment`: the same weights, asked differently.
 #
 # **A pass@k belongs to a model *and* a wording, so whoever quotes one must name both.**
 #
 # ## 9. Two models on the same problems
 # **Is the tuned model really better, or was it lucky?** In the trained chat the base may lose only because it doesn't
-# know that wording. So the tuned model's **rival** is the base in the wording that suits it best. (We choose that
-# wording by its score on these same problems, which favors the base a little.)
-#
-# Say which comparison counts before you look. The tuned model in its chat minus its rival, both sampled, is the
-# **primary** one. The others are *secondary*.
+# know that wording. So the tuned model's **rival** is the base in the wording that suits it best. (It's chosen on these
+# same problems, which favors the base a little.)
 
 # %%
 base_passes = judged["base"].groupby("plan").passed.mean()
 rival = base_passes[wordings].idxmax()
-primary, *secondary = scores.compared_wordings(plans, rival)
-pairs = scores.pairs_of(runs, [primary, *secondary])
 print(f"rival: the base by {rival}")
 
 # %% [markdown]
-# Some problems are harder than others, for both models. So we compare **pairs**: one difference for each problem. If
-# the models were equally good, you could swap their names on any problem, and a plus would be as likely as a minus. So
-# we flip the signs at random, up to 100,000 times. **p** is how often the mean then lands at least as far from zero as
-# ours. Six such flips:
+# Say which comparison counts before you look. The tuned model in its chat minus its rival, both sampled, is the
+# **primary** one. The others are *secondary*. Some problems are harder than others, for both models. So we compare
+# **pairs**: one difference for each problem.
 
 # %%
+primary, *secondary = scores.compared_wordings(plans, rival)
+pairs = scores.pairs_of(runs, [primary, *secondary])
 differences = pairs[primary]["values"]
+
+# %% [markdown]
+# Could that be luck? If the models were equally good, a plus would be as likely as a minus. So we flip the signs at
+# random, up to 100,000 times. **p** is how often the mean then lands at least as far from zero as ours. Six such flips:
+
+# %%
 signs = np.random.default_rng(0).choice([-1, 1], (6, len(names)))
 flipped = 100 * (signs * differences).mean(axis=1)
 print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().astype(int)}")
 
 # %% [markdown]
-# If you look at enough comparisons, one of them will look good by chance. So we correct the p of the secondary ones by
-# **Holm's** method. If interval and p disagree, the verdict is *at the edge of luck*, which means: not decided.
+# If you look at enough comparisons, one of them will look good by chance. So the table raises the p of the secondary
+# ones. If interval and p disagree, the verdict is *at the edge of luck*, which means: not decided.
 #
-# <details><summary>What does Holm's method do?</summary>
+# <details><summary>How is p raised?</summary>
 #
-# It sorts all m p-values in the table. It multiplies the smallest by m, the next by m − 1, and so on. If a product is
-# smaller than the one before it, it's raised to that one. (The primary p is one of them.)
+# By **Holm's** method. It sorts all m p-values, the primary one included. It multiplies the smallest by m, the next by
+# m − 1, and so on. If a product is smaller than the one before it, it's raised to that one.
 # </details>
 
 # %%
 display(style.words(scores.pairs_table(pairs, primary)))
 print(*scores.findings(pairs, primary, runs), sep="\n")
+
+# %%
 share = np.mean(ceilings["spec-to-rtl"].winnable)
 exam.draw_board(pairs, primary, share, "07_scores", where)
 
 # %% [markdown]
-# **What did tuning teach?** Read three rows.
+# **Name one comparison before you look. All others pay for being many.**
 #
-# - *Both in the trained chat.* If the base is near zero there and the tuned model isn't, then tuning taught it to
-#   answer in this chat.
-# - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: on our
-#   machines seven such exams, of three trainings at size tiny, gave +5 to +14 points, ten on average, and four of the
-#   seven, taken alone, could be luck.
-# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill carry over
-#   to them? Test the wordings that your users will use.
+# ### What did tuning teach?
+# **Which rows of that table tell you?** Three.
 #
-# And p knows nothing of another training seed: [11](11_qlora.ipynb), section 2, shows a difference of ten
-# points with p = 0.002 that disappeared with two more seeds.
+# - *Both in the trained chat.* If only the base is near zero, then tuning taught it to answer in this chat.
+# - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: seven such
+#   exams at size tiny, of three trainings, gave us +5 to +14 points, and four of the seven, taken alone, could be luck.
+# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill carry
+#   over? Test the wordings that your users will use.
+#
+# And p knows nothing of another training seed: in [11](11_qlora.ipynb), section 2, ten points with p = 0.002
+# disappeared with two more seeds.
 #
 # <details><summary>Where may a gain come from, and what would change it?</summary>
 #
-# The tiny base has read a corpus in which we broke many modules ([09](09_tiny_base.ipynb)), and it writes what it has
-# read. So we think that a gain is mostly a *preference*, for the right one of two versions that it knows. Compare pass@5
-# in section 8, too: if the gain gets smaller there, or becomes a loss, tuning has changed what the model writes first,
-# more than what it can write. (That's a hint, not a proof, because near 100% any gain has to shrink.)
+# The tiny base has read a corpus in which we broke many modules ([09](09_tiny_base.ipynb)). So we think that a gain is
+# mostly a *preference*, for the right one of two versions that it knows. Compare pass@5 in section 8: if the gain gets
+# smaller there, tuning has changed what the model writes first, more than what it can write. (That's a hint, not a
+# proof, because near 100% any gain has to shrink.)
 #
-# At 31B the strongest rival is probably the base with *thinking* switched on, so the long list of plans, `ways.LARGE`,
-# asks that, too.
+# At 31B the strongest rival is probably the base with *thinking* switched on, so `ways.LARGE` asks that, too.
 # </details>
 #
 # **Say what your interval says, and no more.**
 #
 # ## 10. Why did it fail?
-# **What does a wrong answer look like from the inside?** A score says how often, and a failure says why. Here's the
-# shortest module of the tuned model that runs and differs:
+# **What does a wrong answer look like from the inside?** Here's the shortest module of the tuned model that runs and
+# differs:
 
 # %%
 found = scores.shortest_failure(judged["tuned"], replies["tuned"], main, problems)
@@ -458,7 +456,7 @@ print(problem.prompt.strip(), exam.numbered(code), verdict, sep="\n\n")
 
 # %% [markdown]
 # The simulator has recorded its signals, up to the first comparison that fails. A column is a moment, `_ref` is the
-# reference's output, and `_dut` is the answer's ("device under test").
+# reference's output, and `_dut` the answer's.
 
 # %%
 if waves.exists():  # verilog-eval's testbenches record them; another one may not
@@ -471,7 +469,7 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 # inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute by hand. If you
 # get the answer's value, you've found the line. Fix it here, and it should pass.
 # ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
-# usual bugs. The viewers GTKWave and Surfer open `eval/failure.vcd`.)
+# usual bugs.)
 
 # %%
 fixed = code  # ← code.replace("the wrong line", "a better one")
@@ -481,8 +479,7 @@ print(verilog.judge(problem, fixed).category)
 # **Look at one failure before you believe a score.**
 #
 # ## 11. Keep it, and bring your own task
-# **What do you keep?** A summary and a CSV in verilog-eval's own form for each model, and one file that compares the
-# two. The answers are on disk already.
+# **What do you keep?** A summary and a CSV for each model, and one file that compares the two.
 
 # %%
 about = {"settings": asdict(cfg) | {"plans": [asdict(plan) for plan in plans]},
@@ -495,16 +492,15 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 
 # %% [markdown]
 # And if your task isn't Verilog? `verilog.questions("mine.jsonl", score=...)` makes a benchmark from lines with
-# `question` and `answer`. The score is a function of yours, and you get the same intervals and the same pairing.
-# [These lines](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#score-questions-of-your-own)
-# run on this page. The same guide shows how to test what the model *forgot*.
+# `question` and `answer`, with the same intervals and pairing. [These
+# lines](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#score-questions-of-your-own) run on this
+# page. The guide also tests what the model *forgot*.
 #
 # **Keep the answers. You can compute a score again, but sampled answers never come back.**
 #
 # ## Recap
 # - The answer never meets the reference, and what it prints decides nothing.
 # - Models are compared problem by problem, and the rival is the base in its favorite wording.
-# - One comparison is primary, and it's named before the results. All others pay for being many.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -522,8 +518,8 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 #     print(seldom, verilog.judge(COUNTER, hidden).detail or "passes")
 # ```
 #
-# With 3 it's 20 samples, with 6 two. With 7 it passes, because the testbench never lets the counter get that far. So
-# *pass* means: no difference where this testbench looked.
+# With 3 it's 20 samples, with 6 two. With 7 it passes, because this testbench never counts that far. So *pass* means:
+# no difference where the testbench looked.
 # </details>
 #
 # 2. **What did pairing save?** Bootstrap both models *separately*, and take the difference of their means. By what
@@ -545,8 +541,7 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # ```
 #
 # The more the two models agree on which problems are hard, the more pairing saves. And an interval shrinks only with
-# the square root of the number of problems, so small gains are expensive. verilog-eval has 156 problems.
+# the square root of the number of problems, so small gains are expensive.
 # </details>
 #
-# Next: [your own chats](own_data.ipynb), or the appendices. [08](08_dryrun.ipynb) compiles the 31B step for a TPU that
-# you don't have, [09](09_tiny_base.ipynb) trains the tiny base, [10](10_published.ipynb) recomputes the published claims.
+# Next: [your own chats](own_data.ipynb), or the appendices, from [08](08_dryrun.ipynb) on.
