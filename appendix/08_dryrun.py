@@ -24,7 +24,7 @@
 # |---|---|
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
-# | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts all times again) |
+# | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
 # | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 16 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
@@ -86,8 +86,8 @@ if libtpu:
 
 # %% [markdown]
 # Put your own function in place of the product, and you know whether it fits. If it doesn't, the compiler (its name is
-# XLA) raises `RESOURCE_EXHAUSTED`. What's new here is that the compiled program, printed as text, also tells how long it
-# takes. (The *links* are the wires between chips.)
+# XLA) raises `RESOURCE_EXHAUSTED`. What's new here is that the compiled program, printed as text, also tells how long
+# it takes. (The *links* are the wires between chips.)
 
 # %%
 if libtpu:
@@ -110,8 +110,8 @@ answer = fit.will_it_fit("v5p", 4)
 print(answer)
 
 # %% [markdown]
-# And here's a whole run, over as many samples and tokens as the published one had. (Section 9 justifies the range of the
-# steps. The shortest total adds up all the short ends, and the longest all the long ones.)
+# And here's a whole run, over as many samples and tokens as the published one had. (Section 9 justifies the range of
+# the steps. The shortest total adds up all the short ends, and the longest all the long ones.)
 
 # %%
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
@@ -189,8 +189,8 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip: it gathers activations before a block (attention or MLP), or
-# adds up the chips' results after it. (To zoom in, write `tpu_time`'s `write_trace(found, "trace.json.gz")` and open the
-# file in [ui.perfetto.dev](https://ui.perfetto.dev).)
+# adds up the chips' results after it. (To zoom in, write `tpu_time`'s `write_trace(found, "trace.json.gz")` and open
+# the file in [ui.perfetto.dev](https://ui.perfetto.dev).)
 #
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
@@ -206,8 +206,8 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty})
 
 # %% [markdown]
-# The published step computes whole layers again in the backward pass, and in float32. What does float32 buy it? Nothing, in
-# its products: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
+# The published step computes whole layers again in the backward pass, and in float32. What does float32 buy it?
+# Nothing, in its products: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
 #
 # What about our step? Every part has a shortest possible time: its products at the chip's peak, or its bytes at the full
 # speed of the HBM (the chip's memory). The column *at its limit* divides that by the time that we predict. Near 100%
@@ -239,10 +239,10 @@ SHOWN = {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
-# On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's gathers
-# on 2 x 2 chips while the chips multiply. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1) loses, as far
-# as we know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. (Others measured that on a
-# v5e-8, and a v6e's program names the same ring.)
+# On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's
+# gathers on 2 x 2 chips while the chips multiply. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1)
+# loses, as far as we know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. (Others
+# measured that on a v5e-8, and a v6e's program names the same ring.)
 #
 # <details><summary><b>How do you train this way on a v5p?</b></summary>
 #
@@ -267,8 +267,8 @@ steps.show(table, SHOWN)
 #
 # - *Packed rows*: only 30% of the published tokens are real (922 a row, by the authors' count). We count 95% of ours,
 #   because [02](02_data.ipynb) packs examples of these lengths at least that full.
-# - *Remat*, what the backward pass computes again: whole layers (`DECODER`), the insides of attention and MLP (`BLOCK`),
-#   or nothing (`NONE`). `published` has `DECODER` and `ours` has `NONE`.
+# - *Remat*, what the backward pass computes again: whole layers (`DECODER`), the insides of attention and MLP
+#   (`BLOCK`), or nothing (`NONE`). `published` has `DECODER` and `ours` has `NONE`.
 # - *Our step* has float32 adapters on 360 modules, attention by blocks (*dense attention*, all scores of a row at once,
 #   doesn't fit), two rows at once, outputs that all overwrite an argument, and logits only for the trained tokens.
 # - *int8 products* multiplies in int8 ([11](11_qlora.ipynb)).
@@ -276,8 +276,8 @@ steps.show(table, SHOWN)
 # </details>
 #
 # How sure is the factor? *One sigma* means: if we miss as we do in section 9, two of three such ranges contain the true
-# value. With two sigmas, nineteen of twenty do. And what you wait for is a whole run, not a step. (The published run took
-# 3.34 hours.)
+# value. With two sigmas, nineteen of twenty do. And what you wait for is a whole run, not a step. (The published run
+# took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -360,8 +360,8 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # - Only five of the programs are whole training steps, and four of these come from one author.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
 #   whole run they took longer than we predict ([the
-#   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#how-fast-and-how-do-you-know)). So expect the lower
-#   end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
+#   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#how-fast-and-how-do-you-know)). If ours do,
+#   too, expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
