@@ -15,16 +15,16 @@
 #
 # # 08 · Appendix: compile the 31B training step for a TPU you don't have
 #
-# **Will your training step fit, how long will it take, and what will it cost?** You'd like to know before you
-# rent anything. The TPU's own compiler can tell you, because it runs on any x86-64 Linux machine, with no TPU in
-# it. Here it compiles two layers of notebook 03's step. The tables show what it said about all 60 layers of that step,
-# and of the step in a recipe that others published ([10](10_published.ipynb)). Read 03 first.
+# **Will your training step fit, how long will it take, and what will it cost?** You'd like to know before you rent
+# anything. The TPU's own compiler can tell you, because it runs on any x86-64 Linux machine, with no TPU in it. Here it
+# compiles two layers of notebook 03's step, and the tables show what it said about all 60, and about a recipe that
+# others published ([10](10_published.ipynb)). Read 03 first.
 #
 # | | |
 # |---|---|
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
-# | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts all times again) |
+# | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
 # | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 16 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
@@ -55,10 +55,10 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. The trick, and what it says about time
-# **How can a compiler answer for a chip that you don't have?** [01](01_setup.ipynb), section 3, showed the trick.
-# `libtpu`, the library that drives a TPU, contains the compiler. All it wants is a *topology*, a description of devices.
-# You lay a mesh over them, *lower* a function (JAX writes its operations down in the compiler's language), compile it,
-# and ask. First the four chips of a v5p-8:
+# **How can a compiler answer for a chip that you don't have?** `libtpu`, the library that drives a TPU, contains the
+# compiler ([01](01_setup.ipynb), section 3). All it wants is a *topology*, a description of devices. You lay a mesh
+# over them, *lower* a function (JAX writes its operations down in the compiler's language), compile it, and ask. First
+# the four chips of a v5p-8:
 
 # %%
 from tpu_time import compiler, predict
@@ -86,8 +86,8 @@ if libtpu:
 
 # %% [markdown]
 # Put your own function in place of the product, and you know whether it fits. If it doesn't, the compiler (its name is
-# XLA) raises `RESOURCE_EXHAUSTED`. What's new on this page is that the compiled program, printed as text, also tells how
-# long it takes. (The *links* are the wires between chips.)
+# XLA) raises `RESOURCE_EXHAUSTED`. What's new here is that the compiled program, printed as text, also tells how long
+# it takes. (The *links* are the wires between chips.)
 
 # %%
 if libtpu:
@@ -95,12 +95,7 @@ if libtpu:
     print(f"{1e3 * found.seconds:.2f} ms, {1e3 * found.exposed:.2f} of them waiting for the links")
 
 # %% [markdown]
-# <details><summary><b>What does the product wait for?</b></summary>
-#
-# Each chip has a quarter of both matrices' rows, but it needs the whole second one: 134 MB, three quarters of which have
-# to come from the other chips.
-#
-# </details>
+# It waits for the second matrix: each chip has only a quarter of that, and needs all of it.
 #
 # **A topology, a mesh, and `lower().compile()`: with these you can ask a TPU's compiler without a TPU.**
 #
@@ -115,9 +110,8 @@ answer = fit.will_it_fit("v5p", 4)
 print(answer)
 
 # %% [markdown]
-# And here's a whole run, over as many samples and tokens as the published one had. The steps are predicted, with a range
-# that section 9 justifies. Everything else is assumed, or was measured by others on other machines. (The shortest total
-# adds up all the short ends, and the longest all the long ones.)
+# And here's a whole run, over as many samples and tokens as the published one had. (Section 9 justifies the range of
+# the steps. The shortest total adds up all the short ends, and the longest all the long ones.)
 
 # %%
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
@@ -126,26 +120,14 @@ for part, (least, most) in cost["ranges"].items():
 print(f"{cost['hours_text']} hours and {cost['dollars_text']} dollars for 10,000 published samples")
 
 # %% [markdown]
-# **The step fits. Most of the uncertainty about a run's length isn't in its steps but around them: loading, compiling
-# and saving, which nobody has timed here.**
+# **The step fits. A run's length is uncertain mostly because of loading, compiling and saving, which nobody has timed
+# here.**
 #
 # ## 3. What is compiled
-# **Which steps do we compare, and are they the real ones?** A *recipe* is one configuration of a training step. Two of
-# them run through this page:
-#
-# - `published` does what the published script does, without its dropout. It computes in float32, it computes whole layers
-#   again in the backward pass (remat `DECODER`), and it makes logits for all positions of a row. Only 30% of its tokens
-#   are real (922 a row, by the authors' count).
-# - `ours` is notebook 03 on mesh (1, 4), so with tensor parallelism over all four chips. It computes in bfloat16,
-#   recomputes nothing (`NONE`), and makes logits only for the tokens that are trained. Its rows are packed, and we count
-#   95% of their tokens as real, because [02](02_data.ipynb) packs examples of the published lengths at least that full.
-#
-# (Some tables name a third remat, `BLOCK`: it recomputes the insides of attention and MLP.)
-#
-# We didn't write our step a second time: it's 03's own code. And we never allocate an array, because shapes, types and
-# shardings are enough to lower a step. All 60 layers of `ours` take eight CPU minutes to compile (`compile_cpu_seconds`
-# in its row). So the tables show stored rows, and live we compile only two layers (one sliding, one full-attention) at
-# the 31B's width, with one row of 2,048 tokens:
+# **Are the stored numbers those of the real step?** We didn't write our step a second time: it's 03's own code. And we
+# never allocate an array, because shapes, types and shardings are enough to lower a step. Let's compile two of its
+# layers (one sliding, one full-attention) at the 31B's width, with one row of 2,048 tokens. All 60 layers take eight
+# CPU minutes (`compile_cpu_seconds` in their row), so for those we'll show stored rows.
 
 # %%
 import numpy as np
@@ -166,8 +148,8 @@ if libtpu:
         program, refusal, seconds = steps.compile_recipe(steps.LIVE)
 
 # %% [markdown]
-# Do they still come out as stored? Here's the memory of one chip. *Arguments* are what the step is given. *Fresh outputs*
-# are those that don't overwrite an argument. *Temporaries* come and go while the step runs.
+# Do they still come out as stored? Here's the memory of one chip. *Arguments* are what the step is given, *fresh
+# outputs* don't overwrite an argument, and *temporaries* come and go while the step runs.
 
 # %%
 found = steps.predicted(steps.LIVE)  # as it's stored
@@ -181,8 +163,8 @@ else:
     display(steps.show(steps.stored(steps.table_name(steps.LIVE)), steps.COUNTED | TIMED))
 
 # %% [markdown]
-# 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Do they fit,
-# next to whatever else is on the chip? All of them do, and none needs as much as the step:
+# 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Each of them
+# fits next to whatever else is on the chip, and needs less than the step:
 
 # %%
 style.folded("03's other programs, slice by slice", steps.other_programs())
@@ -190,15 +172,15 @@ style.folded("03's other programs, slice by slice", steps.other_programs())
 # %% [markdown]
 # **Is a step with one micro-batch a fair stand-in for a step with four?** No, the loop over them can cost gigabytes
 # ([how we found out](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#why-do-micro-batches-count)).
-# So a row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. All other steps are *estimated*.
+# So a row counts as *compiled* for 03 only if it has as many micro-batches as 03's step. All others are *estimated*.
 #
 # **A compiled row is exactly 03's step, or it doesn't count for 03.**
 #
 # ## 4. From a text to seconds
 # **How does a compiled text turn into a time?** The text is the *schedule* of one chip: its instructions, in order. Nearly
 # all of them carry a count of cycles from the part of the compiler that knows the chip. *Collectives*, with which chips
-# exchange data, carry their sizes. `tpu_time/clock.py` walks through this text with a clock in its hand. An instruction
-# moves the clock forward by its cycles, and a collective only by the time that the chip has to stand still
+# exchange data, carry their sizes. `tpu_time/clock.py` walks through this text with a clock. An instruction moves it
+# forward by its cycles, and a collective only by the time that the chip has to stand still
 # ([all the rules](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-does-a-text-become-seconds)).
 # So we can draw when each of them starts:
 
@@ -207,14 +189,16 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip: it gathers activations before a block (attention or MLP), or
-# adds up the chips' results after it. (To zoom in, write the trace to a file with `tpu_time`'s
-# `write_trace(found, "trace.json.gz")`. [ui.perfetto.dev](https://ui.perfetto.dev) is a viewer for such files.)
+# adds up the chips' results after it. (To zoom in, write `tpu_time`'s `write_trace(found, "trace.json.gz")` and open
+# the file in [ui.perfetto.dev](https://ui.perfetto.dev).)
 #
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
 # ## 5. Where the time goes
-# **What would a better program save?** Each instruction knows its line of Python, so we can split the time by part of the
-# model. (A *micro-step* is the work for one micro-batch. *Conversions* are casts between number types.)
+# **What would a better program save?** Two *recipes* (configurations of a training step) run through the rest of this
+# page. `ours` is notebook 03's, on mesh (1, 4), so with tensor parallelism over all four chips. `published` is that of
+# the published script (without its dropout). Each instruction knows its line of Python, so we can split their time by
+# part of the model. (A *micro-step* is the work for one micro-batch. *Conversions* are casts between number types.)
 
 # %%
 sixty = steps.predicted(steps.OURS)
@@ -222,8 +206,8 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty})
 
 # %% [markdown]
-# What does float32 buy the published step? Nothing, in its products: the chip still multiplies in bfloat16, but it reads
-# twice the bytes and has to round them.
+# The published step computes whole layers again in the backward pass, and in float32. What does float32 buy it?
+# Nothing, in its products: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
 #
 # What about our step? Every part has a shortest possible time: its products at the chip's peak, or its bytes at the full
 # speed of the HBM (the chip's memory). The column *at its limit* divides that by the time that we predict. Near 100%
@@ -233,19 +217,17 @@ figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OUR
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
-# So our step loses most to waits, and some to attention and LoRA.
 # ([Two changes](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster) have
-# already made it faster.)
+# already made our step faster.)
 #
-# **The published step loses time because it computes twice and reads float32. Most of what our step loses, it loses
-# waiting.**
+# **The published step loses time because it computes twice and reads float32. Our step loses most by waiting.**
 #
 # ## 6. Gather weights instead of adding sums
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
 # without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
 # what was just computed, so they can travel ahead, while the chip multiplies. The step has as many tokens as before, in
-# four rows of 2,048. (A line that names no mesh has the most `tp` that the heads allow: (1, 4) on a v5p-8, (4, 4) on a
-# v5p-32, (2, 4) on a v6e-8.)
+# four rows of 2,048. (A line without a mesh has as much `tp` as the heads allow: (1, 4) on a v5p-8, (4, 4) on a v5p-32,
+# (2, 4) on a v6e-8.)
 
 # %%
 table = steps.stored("v5p-8_31b")
@@ -257,30 +239,45 @@ SHOWN = {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
 steps.show(ours, {"topology": "slice"} | SHOWN)
 
 # %% [markdown]
-# On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's gathers
-# on 2 x 2 chips while the chips multiply. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1) loses, as far as we
-# know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. Others measured that on a v5e-8,
-# and a v6e's program names the same ring.
+# On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's
+# gathers on 2 x 2 chips while the chips multiply. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1)
+# loses, as far as we know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. (Others
+# measured that on a v5e-8, and a v6e's program names the same ring.)
 #
-# (To train this way on a v5p, set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes such a mesh by itself.
-# With examples as long as CodeV-R1's, that leaves out 8% of all tokens.)
+# <details><summary><b>How do you train this way on a v5p?</b></summary>
+#
+# Set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes such a mesh by itself. With examples as long as
+# CodeV-R1's, that leaves out 8% of all tokens.
+#
+# </details>
 #
 # **On a v5p, gather weights rather than add up activations, if the links keep their promise: weights can travel ahead,
 # and sums can't.**
 #
 # ## 7. The table
-# **How much faster than the published step is ours, and what makes the difference?** Here's the road from the
-# published step to ours, change by change. (*Dense attention* computes all scores of a row at once. It doesn't fit, so 03
-# computes attention by blocks.)
+# **How much faster than the published step is ours, and what makes the difference?** Here's the road from one to the
+# other, change by change:
 
 # %%
 table = steps.in_order(table, [*steps.ROAD, steps.DENSE])
 steps.show(table, SHOWN)
 
 # %% [markdown]
-# How much faster is that? A ratio of two predictions has a range, too. *One sigma* means: if we miss as we do in
-# section 9, two of three such ranges contain the true value. With two sigmas, nineteen of twenty do. And what you wait
-# for is a whole run, not a step. (The published run took 3.34 hours.)
+# <details><summary><b>What do the changes mean?</b></summary>
+#
+# - *Packed rows*: only 30% of the published tokens are real (922 a row, by the authors' count). We count 95% of ours,
+#   because [02](02_data.ipynb) packs examples of these lengths at least that full.
+# - *Remat*, what the backward pass computes again: whole layers (`DECODER`), the insides of attention and MLP
+#   (`BLOCK`), or nothing (`NONE`). `published` has `DECODER` and `ours` has `NONE`.
+# - *Our step* has float32 adapters on 360 modules, attention by blocks (*dense attention*, all scores of a row at once,
+#   doesn't fit), two rows at once, outputs that all overwrite an argument, and logits only for the trained tokens.
+# - *int8 products* multiplies in int8 ([11](11_qlora.ipynb)).
+#
+# </details>
+#
+# How sure is the factor? *One sigma* means: if we miss as we do in section 9, two of three such ranges contain the true
+# value. With two sigmas, nineteen of twenty do. And what you wait for is a whole run, not a step. (The published run
+# took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -293,9 +290,7 @@ for recipe in (steps.OURS, steps.ROWS):
           f"{3.34 / whole['hours']:.1f} times as fast end to end")
 
 # %% [markdown]
-# Where does such a factor come from? Packing alone gives 0.95 / 0.30 = 3.2 times, and any trainer can pack. *Our step* in
-# the next figure is what 03 adds to that: float32 adapters on 360 modules, attention by blocks, two rows at once, and
-# outputs that all overwrite an argument. *int8 products* multiplies in int8 ([11](11_qlora.ipynb)).
+# Packing alone gives 0.95 / 0.30 = 3.2 times, and any trainer can pack. The next figure has the other factors:
 
 # %%
 told = float(tables.published("training_results", "metric", "tpu")["throughput"])
@@ -303,9 +298,9 @@ figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
 # **Why is the bar of int8 hatched?** By the compiler's cycles, these products reach 94% of the chip's peak. But none of
-# section 9's programs is a training step with int8 products
-# ([what others gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)).
-# And nobody knows what int8 costs in quality at 31B.
+# section 9's programs is such a step ([what others
+# gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)), and nobody
+# knows what int8 costs in quality at 31B.
 #
 # **No measurement backs a step with int8 products, so take the bfloat16 number as the result.**
 #
@@ -314,8 +309,8 @@ figures.draw_road(steps.road(table), told)
 # How do we know whether a step fits?
 #
 # - *Compiled*: the compiler says so.
-# - *Estimated*: nobody has compiled this step, so we add up its parts. An estimate counts as fitting if it leaves a tenth
-#   of the chip free, or three tenths if there are several micro-batches, because their loop may cost memory (section 3).
+# - *Estimated*: nobody has compiled this step, so we add up its parts. It counts as fitting if it leaves a tenth of the
+#   chip free, or three tenths with several micro-batches, because of their loop (section 3).
 # - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
 #
 # On these meshes int8 saves memory but no time, so we list it only where bfloat16 doesn't fit.
@@ -333,16 +328,15 @@ pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 # numbers.
 #
 # **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 (7,782 of them real; the
-# published batch of eight examples has 7,376), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. So elsewhere it's a
-# different recipe, and no run has shown what that does to the 31B.
+# published batch of eight examples has 7,376), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. No run has shown what
+# that does to the 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
 # ## 9. Against what others measured
 # **Why should you believe these times?** Because you can try the same rules on programs that others have timed on real
-# chips (*anchors*), and see by how much we miss. `python -m tpu_time.anchors` compiles each of these programs, in the same
-# shapes. (Two single collectives need no program: their times follow from their bytes and the links.) First the whole
-# training steps (*MaxText* is Google's training code for large models in JAX):
+# chips (*anchors*), and see by how much we miss. `python -m tpu_time.anchors` compiles these programs in the same
+# shapes. First the whole training steps (*MaxText* is Google's training code for large models in JAX):
 
 # %%
 anchors = pd.DataFrame(bands.anchors())
@@ -350,10 +344,9 @@ timed = anchors[anchors.name.str.match("maxtext|tunix")]
 steps.show_timed(timed)
 
 # %% [markdown]
-# And here are all programs. Hollow points don't count. Some are calls of a few milliseconds, in which the host takes as
-# long as the chip. From the others we took a constant of our model, so they can't test it. The *typical miss* is the root
-# mean square of log(predicted / measured) over the programs that count. That's one sigma, and the range of a ratio has √2
-# of it. (On a v5e-8 the slow end also counts waits for the links that take 2.3 times as long as predicted.)
+# And here are all programs. Hollow points don't count: in some calls the host takes as long as the chip, and from the
+# others we took a constant of our model, so they can't test it. The *typical miss* is the root mean square of
+# log(predicted / measured) over the programs that count. That's one sigma, and the range of a ratio has √2 of it.
 
 # %%
 figures.draw_anchors(anchors)
@@ -366,16 +359,16 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #
 # - Only five of the programs are whole training steps, and four of these come from one author.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
-#   whole run they took longer than we predict
-#   ([the sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#how-fast-and-how-do-you-know)). If ours do, too,
-#   expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
+#   whole run they took longer than we predict ([the
+#   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#how-fast-and-how-do-you-know)). If ours do,
+#   too, expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.
-# - Memory: before XLA generates code, it plans its buffers. Others kept the reports of such plans, and ours agree with
-#   them within 0.2% (`python -m appendix.memory`). After a whole compilation XLA reports up to 11% more
-#   (`tpu_time/compiler.py`). Our tables have that number, and nobody has published one to compare it with.
+# - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
+#   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
+#   more (`tpu_time/compiler.py`), and nobody has published such a number to compare it with.
 #
-# And has anybody run *this* repository on a chip? If so, here's what they measured next to what we had predicted:
+# And has anybody run *this* repository on a chip?
 
 # %%
 from tables import measured
@@ -401,8 +394,7 @@ else:
 # <details><summary>Solution</summary>
 #
 # 6,144 tokens take 62.2 of the 95.7 GiB (estimated). 8,192 take 78.6. That leaves less than three tenths of the chip,
-# which is too little because there are two micro-batches, and no estimate knows what the loop over them costs. (Twice
-# the length costs hardly more than two rows would, because in 50 of the 60 layers a token sees only the last 1,024.)
+# which is too little because there are two micro-batches, and no estimate knows what the loop over them costs.
 #
 # </details>
 #

@@ -15,9 +15,9 @@
 #
 # # 11 · I have four v5e chips. Can I train the 31B?
 #
-# Not with a base in bfloat16, because it doesn't fit. But the base model is frozen: every step reads it, and none
-# changes it. So why keep it in 16 bits? We store it in 8 bits or in 4 ([QLoRA](https://arxiv.org/abs/2305.14314)),
-# train the same float32 adapters beside it, and look at what that costs.
+# With a base in bfloat16 you can't, because it doesn't fit. But the base model is frozen: every step reads it, and none
+# changes it. So why keep 16 bits of each weight? Let's store it in 8 bits or in 4
+# ([QLoRA](https://arxiv.org/abs/2305.14314)), train the same float32 adapters beside it, and see what that costs.
 #
 # | | |
 # |---|---|
@@ -56,8 +56,8 @@ helpers.machine(always="tiny")
 # byte?** `tpu_time/fit.py` adds up what a chip has to hold during a training step of notebook 03. Where
 # [08](08_dryrun.ipynb) has compiled exactly that step, it takes the compiler's numbers.
 #
-# 03's step has two rows. These chips compute them one after the other, in a loop. The last line shows what happens if a
-# step has a single row, and so no loop.
+# 03's step has two rows, which these chips compute one after the other, in a loop. The last line shows a step with a
+# single row, and so without a loop.
 
 # %%
 import os
@@ -89,21 +89,21 @@ print(f"A v5e-4 costs {fit.price('v5e', 4):.2f} USD an hour, a v5p-8 {fit.price(
 figures.draw_answer(steps)
 
 # %% [markdown]
-# What shrinks is the base. Adapters, moments and gradients take the same room in each format. (Each bar is the best step
-# that we know of, so the bars also differ in rows and recomputing.) You pay for NF4, the half byte, in time, because each
-# weight has to be unpacked before it's multiplied.
+# Only the base shrinks. Adapters, moments and gradients take the same room in each format. (Each bar is the best step
+# that we know of, so the bars also differ in rows and recomputing.) With NF4, the half byte, you pay in time, because
+# each weight has to be unpacked before it's multiplied.
 #
-# The loop surprised us: with it, int8 doesn't fit. So with int8 you'd set `rows_per_step=1`. NF4 leaves room for the
-# loop, by our estimate. Nobody has run any of these steps.
+# The loop surprised us: with it, int8 doesn't fit, so there you'd set `rows_per_step=1`. NF4 leaves room for the loop,
+# by our estimate. Nobody has run any of these steps.
 #
 # **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte fits only with one row
 # (compiled). Either way, the chips cost less than a third of a v5p-8.**
 #
 # ## 2. One seed is no result
-# **So it fits. But should you?** We wanted to know what a format costs in quality, and the first thing we learned
-# was how easily you're fooled. We trained a tiny base in each format and with three seeds, and judged each tuned
-# model on 38 problems, as in [07](07_eval.ipynb). Here are our first runs, made on a tiny base whose corpus had no bugs:
-# pass@1 with NF4 minus pass@1 with bfloat16, with the same seed on both sides.
+# **So it fits. But should you?** We wanted to know what a format costs in quality, and first we learned how easily you
+# can fool yourself. We trained a tiny base in each format and with three seeds, and judged each tuned model on 38
+# problems, as in [07](07_eval.ipynb). Here are our first runs, made on a tiny base whose corpus had no bugs: pass@1
+# with NF4 minus pass@1 with bfloat16, with the same seed on both sides.
 
 # %%
 FIRST_BASE = "814107fdbaa3"  # an earlier one; section 6 has today's
@@ -118,9 +118,9 @@ for seed, gap in lab.gaps(first_answers, "nf4").items():
 #
 # <details><summary>Answer</summary>
 #
-# "Four bits cost ten points, p = 0.002." But in the same format, the other two seeds are on the other side of
-# zero. There's nothing wrong with that p: it says that these *two models* would differ on other problems of this
-# kind, too. It just says nothing about models that you'd train again.
+# "Four bits cost ten points, p = 0.002." But in the same format, the other two seeds are on the other side of zero.
+# That p isn't wrong: it says that these *two models* would differ on other problems of this kind. It just says nothing
+# about models that you'd train again.
 # </details>
 #
 # Section 6 has new runs, on today's base.
@@ -157,10 +157,10 @@ for name, stored, bits in (("int8", eight, 8), ("nf4, tiles of 32", four, 4)):
 pd.DataFrame(rows, dtype=float).T.round(4)
 
 # %% [markdown]
-# So int8 is off by less than a hundredth, and NF4 by nearly a tenth. All 36 matrices of the tiny base look like
-# this one, but that says little about the 31B. Large language models are known for a few inputs and weights that
-# are far larger than the rest ([LLM.int8()](https://arxiv.org/abs/2208.07339)), and a model of 3.65 million weights
-# doesn't have any.
+# So int8 is off by less than a hundredth, and NF4 by nearly a tenth. All 36 matrices of the tiny base look like this
+# one. But don't count on that for the 31B: large language models are known for a few inputs and weights that are far
+# larger than the rest ([LLM.int8()](https://arxiv.org/abs/2208.07339)), and a model of 3.65 million weights doesn't
+# have any.
 #
 # **Quantizing is rounding with a scale. The fewer levels there are, the fewer weights may share a scale.**
 #
@@ -180,10 +180,9 @@ with mesh:
         print("TypeError:", str(error).splitlines()[0][:150])
 
 # %% [markdown]
-# Tunix calls `jnp.astype` on its weight. A quantized weight isn't an array, though: it's a pair of values and
-# scales. Normally Qwix handles that by *interception*. While the model runs, calls of `jnp.einsum`, `jnp.asarray`
-# and others go to the *provider* instead, an object that knows about scales. `jnp.astype` isn't on its list, so we
-# add it.
+# Why? Tunix calls `jnp.astype` on its weight, and a quantized weight isn't an array: it's a pair of values and scales.
+# Normally Qwix handles that by *interception*. While the model runs, calls of `jnp.einsum`, `jnp.asarray` and others go
+# to the *provider* instead, an object that knows about scales. `jnp.astype` isn't on its list, so let's add it.
 
 # %%
 helpers.show_source(quantized.Casts)
@@ -205,8 +204,8 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Only the matrices of attention and MLP are quantized. The norms aren't, because they're small. The embedder isn't,
-# because it's also the output matrix. And the E2B's second table of tokens isn't, because it's only looked up.
+# Only the matrices of attention and MLP are quantized. The norms are small anyway, the embedder is also the output
+# matrix, and the E2B's second table of tokens is only looked up.
 #
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
@@ -229,13 +228,13 @@ print(f"largest difference of logits: {apart[0]:.1%} to the dequantized model, "
 assert apart[0] < 0.05
 
 # %% [markdown]
-# The first number is the test. The second shows how far NF4 itself moves the base.
+# The first number is the test, and the second shows how far NF4 itself moves the base.
 #
-# Training follows gradients, so they matter more. We compare the adapters' gradients with those of the unquantized
-# model. For each kind of matrix, the table says whether they point the same way: 1 is the same direction. (We do it
-# at a random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further:
-# there the weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
-# ([08](08_dryrun.ipynb) predicts how long such a step takes.)
+# Training follows gradients, so let's compare those of the adapters with the unquantized model's. For each kind of
+# matrix, the table says whether they point the same way: 1 is the same direction. (We do it at a random B, because at B
+# = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further: there the weights are also
+# multiplied as int8, forward and backward, which a TPU does up to twice as fast. ([08](08_dryrun.ipynb) predicts how
+# long such a step takes.)
 
 # %%
 if not helpers.run_dir("data", "train").is_dir():
@@ -251,9 +250,9 @@ pd.DataFrame({name: lab.cosines(kinds, found["bfloat16"])
 # int8 costs the gradient next to nothing. NF4 turns the gradient visibly, and section 6 shows whether it still *learns*.
 #
 # ### A trap: rounding has no gradient
-# Qwix can round activations, too, with `act_qtype="int8"`. That looks like the switch for int8 arithmetic. But in the
-# LoRA provider it silently ruins the gradient. The derivative of rounding is zero almost everywhere, and the provider has
-# nothing that would let the gradient pass anyway:
+# Qwix can round activations, too, with `act_qtype="int8"`. That looks like the switch for int8 arithmetic, and it
+# raises no error. But in the LoRA provider it ruins the gradient: the derivative of rounding is zero almost everywhere,
+# and the provider has nothing that would let the gradient pass anyway.
 
 # %%
 rule = qwix.LoraRule(module_path=gemma.TARGETS, rank=16, alpha=32.0, weight_qtype="int8",
@@ -301,9 +300,10 @@ style.folded("the differences as numbers", lab.in_points(table))
 figures.draw_quality(answers, table)
 
 # %% [markdown]
-# Where an interval contains zero, we've shown no difference. That isn't the same as *equal*, so read how far the intervals
-# reach. (Where every seed gave the same verdicts as bfloat16, there's no spread to make an interval from, so these runs
-# can't say how large a difference could be.) And with six comparisons, it's no surprise if one of them leaves out zero.
+# How do you read this? Where an interval contains zero, we've shown no difference. That isn't the same as *equal*, so
+# look how far it reaches. (Where every seed gave the same verdicts as bfloat16, there's no spread to make an interval
+# from, so those runs can't say how large a difference could be.) And with six comparisons, it's no surprise if one of
+# them leaves out zero.
 #
 # **To decide for your own task, train several seeds in both formats, and ask more problems.**
 #
@@ -319,11 +319,11 @@ figures.draw_quality(answers, table)
 # **Merge into the base that you trained on.**
 #
 # ## 8. What it buys
-# **On which slices does this decide anything?** For every slice and format, the table shows the step that 03 would take,
-# or the smallest one if none fits. If [08](08_dryrun.ipynb) has compiled it, these are the compiler's numbers. If not,
-# it's an estimate, by the rules of 08, section 8. (So an estimate of 15.3 of 15.75 GiB doesn't count as fitting.) Hours
-# and dollars are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. They stand only
-# where we could predict the time from a compiled program.
+# **On which slices does this decide anything?** For every slice and format, the table shows the step that 03 would
+# take, or the smallest one if none fits: with the compiler's numbers if [08](08_dryrun.ipynb) has compiled it, and else
+# estimated, by the rules of 08, section 8. (So an estimate of 15.3 of 15.75 GiB doesn't count as fitting.) Hours and
+# dollars are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. They stand only where
+# we could predict the time from a compiled program.
 
 # %%
 here = [("31b", "v5e", 4), ("31b", "v5e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)]
@@ -355,10 +355,11 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # </details>
 #
 # ## 9. Serving a quantized base
-# **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can* quantize for
-# serving as well: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05). They don't
-# round as we do, so evaluate again. That hasn't run on a TPU here.
-# ([MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#serving-on-a-v6e) has what's known of it.)
+# **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can* quantize
+# for serving as well: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05).
+# They don't round as we do, so evaluate again. We haven't run that on a TPU, but
+# [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#serving-on-a-v6e) says what's known of
+# it.
 #
 # **The format in which you train doesn't decide the one in which you serve.**
 #
