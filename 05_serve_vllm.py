@@ -384,7 +384,7 @@ if other:
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
 # base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU, [try that
 # before you count on
-# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-vllm-supports-on-a-v6e).) Both ways must
+# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#serving-on-a-v6e).) Both ways must
 # agree. So we ask both, and the base alone, how likely each token of the merged model's answer is:
 
 # %%

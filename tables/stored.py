@@ -11,7 +11,8 @@ REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to 
 STORAGES = ("bfloat16", "int8", "nf4")  # of a frozen base: 2 bytes a weight, 1, or half of one
 PLAIN = ("", "bfloat16")  # how settings and records name a base that isn't quantized
 TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
-ROWS_PER_STEP = {"31b": 2, "e2b": 4, "e4b": 4}  # packed rows of an optimizer step, as in 03
+# Packed rows of an optimizer step, as in 03.
+ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
 
 
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:
