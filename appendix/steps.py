@@ -114,7 +114,9 @@ ELSEWHERE = [
             sequence_length=4096, loss="2048", remat="BLOCK"),
     replace(INT8, topology="v5e-1", size="e2b", micro_batches=4, sequence_length=4096, loss="2048"),
     replace(NF4, topology="v5e-1", size="e4b", micro_batches=4),
-    replace(INT8, topology="v6e-1", size="12b", micro_batches=4)]
+    replace(INT8, topology="v6e-1", size="12b", micro_batches=4),
+    replace(E2B, recipe="ours, DECODER remat", topology="v5e-8", size="12b", micro_batches=1,
+            micro_batch=8, remat="DECODER")]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
