@@ -362,6 +362,15 @@ def test_six_layers_of_a_decode_step_take_what_they_took():
     assert float(done.stdout.splitlines()[-1]) == pytest.approx(2.424e-3, rel=0.02)
 
 
+def test_the_plan_of_the_step_with_splash_attention_adds_up():
+    rows = pd.read_csv(ROOT / "data/anchors/splash.csv")
+    assert rows.source.str.startswith("damsolanke/gemma4-swe-kit (401aa98)").all()
+    for row in rows.dropna(subset="whole_gib").itertuples():
+        ours = row.whole_gib - row.arguments_gib if row.theirs == "temporaries" else row.whole_gib
+        assert row.miss == pytest.approx(ours / row.theirs_gib - 1, abs=2e-3)
+        assert (row.whole_gib < 15.75) == (row.theirs == "temporaries"), "fits, or is refused"
+
+
 def test_the_memory_planned_here_is_the_memory_planned_on_chips():
     from appendix import memory
     rows = pd.read_csv(ROOT / memory.STORED).dropna(subset="ours_gib")
