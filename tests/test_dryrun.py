@@ -5,7 +5,10 @@
 
 import dataclasses
 import importlib.util
+import json
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -295,21 +298,21 @@ def test_a_range_is_the_anchors_typical_miss(tmp_path, monkeypatch):
 
 def test_what_says_nothing_about_a_step_widens_no_range(tmp_path, monkeypatch):
     path = tmp_path / "anchors.csv"
-    path.write_text("predicted_ms,measured_ms,clock,sets\n2,1,trace,\n1,2.67,one call,\n"
-                    "1,9,host,links.SNAKE\n,5,host,\n")
+    path.write_text("predicted_ms,measured_ms,clock,sets,lacks\n2,1,trace,,\n1,2.67,one call,,\n"
+                    "1,9,host,links.SNAKE,\n,5,host,,\n1,9,host,,a sort\n")
     monkeypatch.setattr(bands, "ANCHORS", path)
     assert bands.band(10.0) == pytest.approx((5.0, 20.0))
     assert bands.band(10.0, sigmas=2) == pytest.approx((2.5, 40.0))
-    path.write_text(path.read_text() + "100,50,one call,\n")  # a long call does count
+    path.write_text(path.read_text() + "100,50,one call,,\n")  # a long call does count
     assert bands.typical_miss() == pytest.approx(np.log(2))
-    path.write_text(path.read_text() + "50,50,one call,\n")
+    path.write_text(path.read_text() + "50,50,one call,,\n")
     assert bands.typical_miss() < 0.9 * np.log(2)
 
 
 def test_the_stored_anchors_add_up():
-    from appendix import memory
+    from appendix import decode, memory
     from tpu_time import anchors
-    rows, known = bands.anchors(), anchors.ANCHORS | memory.TIMED
+    rows, known = bands.anchors(), anchors.ANCHORS | memory.TIMED | decode.TIMED
     assert {row["name"] for row in rows} == set(known)
     for row in rows:
         anchor = known[row["name"]]
@@ -318,10 +321,54 @@ def test_the_stored_anchors_add_up():
         if row["predicted_ms"]:
             assert float(row["miss"]) == pytest.approx(
                 float(row["predicted_ms"]) / anchor.milliseconds - 1, abs=2e-3)
-        assert row["sets"] == anchor.sets
+        assert row["sets"] == anchor.sets and row["lacks"] == anchor.lacks
     psum = next(row for row in rows if row["name"] == "psum v6e")
     by_hand = 2 * 255 / 256 * 17_408**2 * 2 / (4 * 0.9 * 90e9)
     assert float(psum["predicted_ms"]) == pytest.approx(1e3 * by_hand, rel=1e-3)
+
+
+def test_the_decoder_that_others_timed_is_the_31b():
+    from appendix import decode
+    text = json.loads((ROOT / "data/configs/gemma4_31b.json").read_text())["text_config"]
+    model = decode.DENSE
+    assert (model.layers, model.width, model.inner, model.heads, model.vocabulary) == (
+        text["num_hidden_layers"], text["hidden_size"], text["intermediate_size"],
+        text["num_attention_heads"], text["vocab_size"])
+    for layer, name in enumerate(text["layer_types"]):
+        assert model.kind(layer) is (model.full if name == "full_attention" else model.sliding)
+    assert (model.sliding.kv_heads, model.sliding.size, model.sliding.window) == (
+        text["num_key_value_heads"], text["head_dim"], text["sliding_window"])
+    assert (model.full.kv_heads, model.full.size) == (
+        text["num_global_key_value_heads"], text["global_head_dim"])
+    for model, theirs in ((decode.DENSE, 57.2), (decode.EXPERTS, 47.0)):
+        weights = (model.vocabulary + 1) * model.width
+        for layer in range(model.layers):
+            weights += sum(np.prod(sizes) for sizes, _ in model.weights(layer).values())
+        assert 2 * weights / 2**30 == pytest.approx(theirs, abs=0.05), "GiB of bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".libtpu/libtpu/libtpu.so").exists(),
+                    reason="no libtpu on this machine")
+def test_six_layers_of_a_decode_step_take_what_they_took():
+    """Compiled again: all 60 layers are a row of the anchors, and take ten times as long."""
+    code = ("from tpu_time import anchors, compiler; compiler.start(); compiler.register()\n"
+            "from dataclasses import replace; from appendix import decode\n"
+            "short = replace(decode.DENSE, layers=6)\n"
+            "print(anchors.predicted_seconds(decode.timed(short, '31B', 1.0, '')))\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    assert float(done.stdout.splitlines()[-1]) == pytest.approx(2.424e-3, rel=0.02)
+
+
+def test_the_plan_of_the_step_with_splash_attention_adds_up():
+    rows = pd.read_csv(ROOT / "data/anchors/splash.csv")
+    assert rows.source.str.startswith("damsolanke/gemma4-swe-kit (401aa98)").all()
+    for row in rows.dropna(subset="whole_gib").itertuples():
+        ours = row.whole_gib - row.arguments_gib if row.theirs == "temporaries" else row.whole_gib
+        assert row.miss == pytest.approx(ours / row.theirs_gib - 1, abs=2e-3)
+        assert (row.whole_gib < 15.75) == (row.theirs == "temporaries"), "fits, or is refused"
 
 
 def test_the_memory_planned_here_is_the_memory_planned_on_chips():

@@ -339,6 +339,19 @@ def test_a_collective_of_the_sparsecore_runs_beside(cycles):
     assert predict(text(entry, scatter), V5P).seconds == pytest.approx(max(cycles / CLOCK, written))
 
 
+def test_a_kernel_whose_attributes_go_on_ends_no_program():
+    """Splash attention's: what came after the first kernel of a program was once left out."""
+    kernel = ('%k = bf16[8,128]{1,0} custom-call(%p), custom_call_target="tpu_custom_call", '
+              'frontend_attributes={kernel_metadata={} BREAK"block_q": 1024BREAK}}, '
+              'metadata={op_name="jit(f)/k"}')
+    lines = text(f"{work('a', 1_000_000)}\n{kernel}\n{work('b', 2_000_000)}")
+    program = hlo.Program(lines.replace("BREAK", "\n"))
+    entry = program.computations[program.entry]
+    assert [line.name for line in entry] == ["p", "a", "k", "b"]
+    assert 'op_name="jit(f)/k"' in entry[2].rest
+    assert predict(program, V5P).clock == pytest.approx(3e6 / CLOCK)
+
+
 def test_a_kernel_that_says_nothing_leaves_no_time():
     kernel = '%k = bf16[8,128]{1,0} custom-call(), custom_call_target="tpu_custom_call"'
     found = predict(text(f"{work('a', 1_000_000_000)}\n{kernel}"), V5P)

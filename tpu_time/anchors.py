@@ -7,8 +7,9 @@ stored yet: most take seconds, whole steps of a model take minutes.
 
 We write each program again here, with the shapes, types and order of its source. Every row names
 the clock that measured it: `trace` (the device's own), `host` (the host's, over many repetitions),
-`one call` (the host's, with dispatch) or `not said`. The two chunk loops don't use the links. But
-they were subtracted from their twins that do, and that gave the constant `links.LINK`.
+`one call` (the host's, with dispatch), `first token` (the host's, from a request to its first
+token) or `not said`. The two chunk loops don't use the links. But they were subtracted from their
+twins that do, and that gave the constant `links.LINK`.
 """
 
 import datetime
@@ -48,7 +49,7 @@ class Anchor:
       program: what it is, with its shapes.
       slice: Google's name of the hardware.
       milliseconds: measured.
-      clock: trace, host, one call or not said.
+      clock: trace, host, one call, first token or not said.
       source: repository, file, row.
       versions: what the source says of its software; "" if it says nothing.
       lower: devices of the slice -> JAX's lowered program; None where `seconds` is enough.
@@ -56,6 +57,8 @@ class Anchor:
       options: for the compiler.
       mesh: its shape; None: all chips stand along the first axis.
       sets: the constant of the model that this measurement set, so that it can't test it; or "".
+      lacks: what the program computes on the chip's own memory alone, without cycles by the
+        compiler, so that we predict no time for it; or "".
     """
 
     program: str
@@ -69,6 +72,7 @@ class Anchor:
     options: dict = field(default_factory=dict)
     mesh: tuple[int, int] | None = None
     sets: str = ""
+    lacks: str = ""
 
 
 def mesh_of(devices: list, shape: tuple[int, int] | None = None) -> jax.sharding.Mesh:
@@ -671,6 +675,7 @@ def measure(name: str, anchor: Anchor) -> dict[str, str]:
         "predicted_ms": predicted,
         "miss": miss,
         "sets": anchor.sets,
+        "lacks": anchor.lacks,
         "source": anchor.source,
         "versions": anchor.versions,
         "options": options,

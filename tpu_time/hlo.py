@@ -283,10 +283,15 @@ class Program:
         }
         lines: list[Instruction] | None = None
         table: dict[int, str] | None = None
+        whole = ""  # the line of the last instruction
         for line in text:
             if line.startswith("  "):
                 if lines is not None and " = " in line:
-                    lines.append(read_instruction(line))
+                    whole = line
+                    lines.append(read_instruction(whole))
+            elif lines and line.startswith(('"', "}}")):  # a kernel's attributes go on
+                whole += line
+                lines[-1] = read_instruction(whole)
             elif line.endswith("{") and line.startswith(("%", "ENTRY ")):
                 name = match_of(NAMES, line)[1]
                 lines = []
