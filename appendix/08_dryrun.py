@@ -344,8 +344,9 @@ timed = anchors[anchors.name.str.match("maxtext|tunix")]
 steps.show_timed(timed)
 
 # %% [markdown]
-# And here are all programs. Hollow points don't count: in some calls the host takes as long as the chip, and from the
-# others we took a constant of our model, so they can't test it. The *typical miss* is the root mean square of
+# And here are all programs. Hollow points don't count. In some calls the host takes as long as the chip. From others we
+# took a constant of our model, so they can't test it. And some compute something that we can't price, such as a sort
+# that lies wholly on the chip. The *typical miss* is the root mean square of
 # log(predicted / measured) over the programs that count. That's one sigma, and the range of a ratio has √2 of it.
 
 # %%
@@ -364,6 +365,10 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #   too, expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.
+# - Writing text isn't training. Somebody timed a token of the 31B on a v5e-8 in plain JAX: 19.9 ms, where our clock says
+#   18.9, and a fifth of that are 483 small sums over the chips. For the same author's mixture of experts (the 26B-A4B) we
+#   predict 15 to 38% too little (`python -m appendix.decode`). If these counted, the typical miss would be 19%
+#   ([why they don't](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
 #   more (`tpu_time/compiler.py`), and nobody has published such a number to compare it with.
