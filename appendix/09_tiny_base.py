@@ -183,7 +183,7 @@ style.fold_source("train_tokenizer: BPE behind 128 control tokens", pretrain.tra
 #
 # ## 4. The same architecture as the 31B, in miniature
 # **What must a miniature keep?** Whatever a Gemma 4 fine-tune can break on. So we take the 31B's own config and
-# change only sizes. After five *sliding* layers, which look back over a window, there's one *full* layer, which
+# change only sizes, and which tokens end a text. After five *sliding* layers, which look back over a window, there's one *full* layer, which
 # looks at everything. As in the 31B, a full layer's four heads of keys and values can be divided among four devices
 # but not among eight. We leave out the part that reads images.
 

@@ -101,7 +101,7 @@ print(f"{agree.sum()} of {len(claimed)} ratios follow from their row; the others
 display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio", "recomputed"]])
 
 # %% [markdown]
-# Fourteen of fifteen do, and the last one is harmless: 23.66 was cut to 23.6 instead of rounded up. (Of all 90 numbers
+# All but one do, and that one is harmless: 23.66 was cut to 23.6 instead of rounded up. (Of all 90 numbers
 # that we recomputed, 24 disagree by more than rounding: `data/published/claims_recomputed.csv`.) And the authors did
 # something rare: they published their code, their logs, the obstacles they met, and even a result that speaks against
 # the TPU.

@@ -27,7 +27,7 @@
 # | **Needs** | one CPU, 3 GB of memory |
 # | **Reads** | `data/nca/` (stored runs) |
 # | **Writes** | figures |
-# | **Time and cost** | half a minute on two cores; the stored runs an hour on one |
+# | **Time and cost** | one to two minutes on two cores; the stored runs an hour on one |
 
 # %% [markdown]
 # ## Before we start
@@ -98,8 +98,8 @@ fig.suptitle("Five random rules: from frozen to boiling", x=0.01, ha="left", fon
 style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw size")
 
 # %% [markdown]
-# Each row is a film, and time runs from left to right. Some worlds freeze, some blink, some drift. Like the
-# paper, we train on neither the dullest films nor the wildest: we sort them by compressed size and keep
+# Each row is a film, and time runs from left to right. The first world froze with all its cells alike, the
+# second blinks, the third drifts. Like the paper, we train on neither the dullest films nor the wildest: we sort them by compressed size and keep
 # those from the 60th to the 90th percentile.
 #
 # To read a film, a model needs tokens. Each patch of 2 x 2 cells becomes one token, and two more tokens mark

@@ -83,8 +83,8 @@ passes = lab.drawn_passes(runs)
 (100 * lab.scores(passes, ["start"])).round().astype(int)
 
 # %% [markdown]
-# In percent, the start is right far more often in five tries than in one. So it can write the right module, but often
-# it writes a wrong one.
+# In percent (the first three columns are pass@1, seed by seed), the start is right far more often in five tries than in
+# one. So it can write the right module, but often it writes a wrong one.
 #
 # **Our guess: a reward teaches nothing new, and only chooses among what the model can write already.**
 #
@@ -275,8 +275,8 @@ rl_figures.gains_table(passes, lab.COMPARED)
 
 # %% [markdown]
 # **The three arms that use the verdict gain some 17 points of pass@1 each, and more of the same rows gains nothing.** So
-# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart. At five tries the
-# gains are small. Only REINFORCE's interval leaves out zero, and only just.
+# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart. At five tries
+# little or nothing is gained. Only REINFORCE's interval leaves out zero, and only just.
 #
 # Greedy answers tell a different story: no arm beats the start, and rejection sampling loses most. So the gain comes
 # from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The verdict
@@ -324,7 +324,7 @@ print(stub, verdict, sep="\n")
 # start the exploit stayed rare: LOG.md.) So we don't ask whether a model *finds* an exploit, but what a judge does to
 # one that the model can already write. These arms take 30 steps at a constant learning rate; section 5's falls to zero.
 #
-# **What will each of the three learn?** Guess first.
+# **What will each of the three learn?** Guess first. (Thin lines are steps, thick ones means of five steps, as before.)
 
 # %%
 fig, axes = style.figure(7, 8, rows=3, sharex=True)
@@ -336,8 +336,8 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 
 
 # %% [markdown]
 # Paid by the naive judge, the policy earns more, and in the last six steps not one answer works. Four of five print
-# the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line has died out after some
-# fifteen steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
+# the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line is all but gone after
+# some ten steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
 # The line becomes rare there as well. We don't know why, because a stub that's spelled right compiles, and is paid like
 # any module. Somewhat more answers work. **And the held-out problems?**
 
@@ -345,7 +345,7 @@ style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 
 judged = lab.held_out(runs, lab.JUDGES)
 fig, ax = style.figure(7, 2.6)
 rl_figures.draw_held_out(ax, judged)
-ax.set_title("Held out: naive judge {naive_judge:.0%}, ours {our_judge:.0%}, "
+ax.set_title("Held out: naive judge {naive_judge:.1%}, ours {our_judge:.0%}, "
              "compiling {compiles:.0%}".format(**judged.sampled))
 style.finish(fig, "13_judges", "data/rl, means of two seeds; bars: 95% over the 38 problems")
 

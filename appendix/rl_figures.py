@@ -22,6 +22,7 @@ NAMES = {"start": "the start",
          "naive_judge": "the naive judge",
          "our_judge": "our judge",
          "compiles": "for compiling"}
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # a label on a line stays readable
 
 
 def smoothed(values: pd.Series) -> pd.Series:
@@ -74,9 +75,9 @@ def draw_held_out(ax: Axes, shares: pd.DataFrame) -> None:
         ends = [[row.sampled - row.low], [row.high - row.sampled]]
         ax.errorbar(row.sampled, place, xerr=ends, fmt="o", color=color, capsize=4, lw=2)
         ax.plot(row.greedy, place + 0.2, "o", color=color, mfc="white", mew=2)
-        ax.annotate(f"{row.sampled:.1f}", (row.sampled, place - 0.16), ha="center")
+        ax.annotate(f"{row.sampled:.1f}", (row.sampled, place - 0.16), ha="center", bbox=BEHIND)
         ax.annotate(f"{row.greedy:.1f}", (row.greedy, place + 0.2), xytext=(8, 0),
-                    textcoords="offset points", va="center")
+                    textcoords="offset points", va="center", bbox=BEHIND)
     if "start" in percent.index:
         start = percent.loc["start"]
         ax.axvline(start.sampled, color=style.GRAY, lw=1)
