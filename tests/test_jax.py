@@ -27,7 +27,8 @@ def test_a_has_no_gradient_and_a_step_makes_the_loss_smaller(said):
 
 
 def test_the_mean_of_means_is_another_number(said):
-    once, means = re.search(r"32 tokens that count: ([\d.]+); mean of both means: ([\d.]+)", said).groups()
+    pattern = r"32 tokens that count: ([\d.]+); mean of both means: ([\d.]+)"
+    once, means = re.search(pattern, said).groups()
     assert float(means) > 2 * float(once)
 
 
