@@ -172,7 +172,8 @@ def both_ways(pair, batch, mask):
 
 
 over_all, of_means = both_ways(pair, batch, mask)
-print(f"mean over the {mask.sum():.0f} tokens that count: {over_all:.2f}; mean of both means: {of_means:.2f}")
+print(f"mean over the {mask.sum():.0f} tokens that count: {over_all:.2f}; "
+      f"mean of both means: {of_means:.2f}")
 
 # %% [markdown]
 # It does. In the mean of means, the second micro-batch's two tokens weigh as much as the first micro-batch's thirty.
