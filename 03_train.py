@@ -279,9 +279,10 @@ pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
 # The base is cut along both axes, so a device holds the same share of it on any mesh. But each of an adapter's two
-# matrices is cut along one axis only. The matrix that touches the heads or the MLP's columns is cut along `tp`, and the
-# other matrix along `fsdp`. The matrix that's cut along `tp` is nearly always the larger of the two. With `tp=1` nothing
-# cuts it, so every device holds it whole. That's why the adapters take the most memory there.
+# matrices is cut along one axis only. The one that touches the heads or the MLP's columns is cut along `tp`, the other
+# along `fsdp`: B and A of `q_einsum`, for example, but A and B of `down_proj`. The matrix that's cut along `tp` is
+# nearly always the larger of the two. With `tp=1` nothing cuts it, so every device holds it whole. That's why the
+# adapters take the most memory there.
 #
 # **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
 #

@@ -167,8 +167,8 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
       doubt or f"{1e3 * gap:.1f} ms (by its own clock the server took {1e3 * made:.1f} ms a token)")
 
 # %% [markdown]
-# TTFT does, because the server first has to read the whole prompt. **You wait once for the prompt, and then you read
-# along as fast as tokens are made.**
+# It's the TTFT that grows with the prompt, because the server first has to read all of it. **You wait once for the
+# prompt, and then you read along as fast as tokens are made.**
 #
 # ## 4. The command, on four engines
 # **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but only a few of
@@ -238,7 +238,8 @@ style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
 # The same formula gives all three, within about half a percent. So let's compare six ways to place the model. (`fp8` is
-# a number format of one byte, half of bfloat16. The logs confirm rows 1 and 2 only.)
+# a number format of one byte, half of bfloat16. Those three logs are of row 1, and of one copy of row 2. The
+# other rows are arithmetic only.)
 
 # %%
 plans = {}

@@ -216,7 +216,7 @@ style.words(results.summary(table))
 # - A rate is *overloaded* if **no** repeat did.
 # - Where the repeats disagree, it's *at the limit*.
 #
-# The **knee** is the largest rate that was kept up with, below the first overloaded one.
+# Look only at rates below the first overloaded one. The largest of them that the server kept up with is the **knee**.
 #
 # <details><summary>Which two exceptions are there?</summary>
 #
@@ -234,8 +234,8 @@ kept = [f"{low:g} requests/s ({load.in_words(regime)})" for regime, (low, _) in 
 ax.set_title("It keeps up with " + ",\n".join(kept))
 style.finish(fig, "06_throughput", f"measured, {machine.system}; medians, bars: smallest and "
              "largest")
-for regime, (last, above) in knees.items():
-    print(f"{load.in_words(regime)}: it keeps up with {last:g} requests/s, and {above:g} are too "
+for lengths, (last, above) in knees.items():
+    print(f"{load.in_words(lengths)}: it keeps up with {last:g} requests/s, and {above:g} are too "
           "many")
 
 # %% [markdown]
@@ -296,7 +296,8 @@ for name, run in shown.items():
 #   even on a perfect machine.
 #
 # Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by the number
-# of cores. That's slightly too much, so no possible time is called impossible.
+# of cores. That overstates the CPU a little, so we never call a possible time
+# impossible.
 
 # %%
 busy = results.while_it_keeps_up(table)

@@ -200,7 +200,7 @@ for ceiling in ceilings.values():
 # - `two examples` shows two solved problems and lets the model continue.
 # - `comment` writes the problem as the comment above a module, the way Verilog files have it.
 #
-# The last two suit an untuned model, so there only the base gives five sampled answers.
+# The last two suit an untuned model, so we sample five answers to them from the base only.
 
 # %%
 plans = ways.SHORT if cfg.short else ways.LARGE
@@ -294,7 +294,7 @@ for label, frame in judged.items():
 display(scores.categories(judged))
 
 # %% [markdown]
-# If the counts in the first lines aren't zero, our limits and rules may have cost a model points. A lot of *no code*
+# If a count behind the semicolon isn't zero, our limits and rules may have cost a model points. A lot of *no code*
 # means that the model doesn't follow that wording. Now look at every sampled answer:
 
 # %%

@@ -313,7 +313,7 @@ figures.draw_road(steps.road(table), told)
 #   chip free, or three tenths with several micro-batches, because of their loop (section 3).
 # - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
 #
-# On these meshes int8 saves memory but no time, so we list it only where bfloat16 doesn't fit.
+# On these meshes an int8 *base* saves memory but no time, so we list it only where bfloat16 doesn't fit.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -399,7 +399,7 @@ else:
 # <details><summary>Solution</summary>
 #
 # 6,144 tokens take 62.2 of the 95.7 GiB (estimated). 8,192 take 78.6. That leaves less than three tenths of the chip,
-# which is too little because there are two micro-batches, and no estimate knows what the loop over them costs.
+# which is too little: a step still has two micro-batches, of one row each, and no estimate knows what their loop costs.
 #
 # </details>
 #

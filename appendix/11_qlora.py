@@ -230,11 +230,11 @@ assert apart[0] < 0.05
 # %% [markdown]
 # The first number is the test, and the second shows how far NF4 itself moves the base.
 #
-# Training follows gradients, so let's compare those of the adapters with the unquantized model's. For each kind of
-# matrix, the table says whether they point the same way: 1 is the same direction. (We do it at a random B, because at B
-# = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further: there the weights are also
-# multiplied as int8, forward and backward, which a TPU does up to twice as fast. ([08](08_dryrun.ipynb) predicts how
-# long such a step takes.)
+# Training follows gradients, so let's compare the adapters' gradients on each quantized base with those on the bfloat16
+# base. For each kind of matrix, the table says whether they point the same way: 1 is the same direction. (We do it at a
+# random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further: there the
+# weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
+# ([08](08_dryrun.ipynb) predicts how long such a step takes.)
 
 # %%
 if not helpers.run_dir("data", "train").is_dir():
@@ -320,10 +320,10 @@ figures.draw_quality(answers, table)
 #
 # ## 8. What it buys
 # **On which slices does this decide anything?** For every slice and format, the table shows the step that 03 would
-# take, or the smallest one if none fits: with the compiler's numbers if [08](08_dryrun.ipynb) has compiled it, and else
-# estimated, by the rules of 08, section 8. (So an estimate of 15.3 of 15.75 GiB doesn't count as fitting.) Hours and
-# dollars are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. They stand only where
-# we could predict the time from a compiled program.
+# take, or the smallest one if none fits. The numbers are the compiler's where [08](08_dryrun.ipynb) has compiled that
+# step; elsewhere they're estimated (08, section 8). (So an estimate of 15.3 of 15.75 GiB doesn't count as fitting.)
+# Hours and dollars are for the published 10,000 examples of 922 tokens, with loading, compiling and saving. They stand
+# only where we could predict the time from a compiled program.
 
 # %%
 here = [("31b", "v5e", 4), ("31b", "v5e", 8), ("31b", "v5p", 4), ("e2b", "v5e", 1)]
