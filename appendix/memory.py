@@ -6,9 +6,7 @@ The others kept XLA's memory report of every run, also of those that the compile
 chip, "Default CE", rank 16, JAX 0.10.1, Tunix 0.1.7 at 43cb3bd. A v5e holds 15.75.
 """
 
-import datetime
 import functools
-from importlib import metadata
 from pathlib import Path
 
 import jax
@@ -116,9 +114,7 @@ def main() -> None:
         theirs = float(row["theirs_gib"])
         row["ours_gib"] = f"{ours:.4g}"
         row["miss"] = f"{ours / theirs - 1:.4f}"
-        row["jax"] = metadata.version("jax")
-        row["libtpu"] = compiler.version()
-        row["date"] = str(datetime.date.today())
+        steps.stamp(row)
         write_text(STORED, pd.DataFrame(rows).to_csv(index=False))
         print(*row.values(), flush=True)
     anchors.main([], anchors.ANCHORS | TIMED)

@@ -8,11 +8,9 @@ Tunix's, DECODER remat, fsdp 2 x tp 4, two rows. Source: damsolanke/gemma4-swe-k
 examples/tpu, there with JAX 0.11.0, libtpu 0.0.44.1 and Tunix at e80311f.
 """
 
-import datetime
 import functools
 import math
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,9 +198,7 @@ def main() -> None:
         whole = compiler.planned(functools.partial(
             lower, LAYERS, int(row["length"]), row["targets"].split(), int(row["rank"])))
         row["whole_gib"] = f"{whole:.4g}"
-        row["jax"] = metadata.version("jax")
-        row["libtpu"] = compiler.version()
-        row["date"] = str(datetime.date.today())
+        steps.stamp(row)
         write_text(STORED, pd.DataFrame(rows).to_csv(index=False))
         print(*row.values(), flush=True)
     compiler.register()

@@ -163,8 +163,7 @@ def mesh_of(recipe: Recipe, config: ModelConfig) -> Mesh:
     """The mesh of a recipe, of devices that nobody owns."""
     shape = None
     if recipe.mesh:
-        fsdp, tp = recipe.mesh.split("x")
-        shape = (int(fsdp), int(tp))
+        shape = mesh_shape(recipe)
     return gemma.make_mesh(config, shape, devices=compiler.devices_of(recipe.topology))
 
 
@@ -374,6 +373,13 @@ def versions() -> dict[str, str]:
                         ("qwix", "qwix")):
         installed[short] = metadata.version(name)
     return installed | {"libtpu": compiler.version()}
+
+
+def stamp(row: dict[str, str]) -> None:
+    """Write into a planned row with what it was made, and when."""
+    row["jax"] = metadata.version("jax")
+    row["libtpu"] = compiler.version()
+    row["date"] = str(datetime.date.today())
 
 
 def slice_of(recipe: Recipe) -> links.Box:
