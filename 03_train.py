@@ -15,9 +15,26 @@
 #
 # # 03 · Fine-tuning Gemma 4 with LoRA on several chips
 #
-# How does a model that only continues texts learn to write the module you asked for? You'll plan *adapters* (small
-# matrices beside Gemma 4's own), ask the model for an up-down counter, train the adapters, and ask again. **If you've
-# never used JAX, read [14 · JAX in a quarter of an hour](14_jax.ipynb) first.**
+# How does a model that only continues texts learn to write the module you asked for? Ask the tiny base for an up-down
+# counter, and it answers with a single period. Train it for seven minutes, ask again, and it answers (measured, in
+# section 7):
+#
+# ```verilog
+# module TopModule (
+#   input clk,
+#   input clear,
+#   input inc,
+#   output reg [15:0] state
+# );
+#   always @(posedge clk)
+#     if (clear) state <= 0;
+#     else if (inc) state <= state + 1;
+#     else state <= state - 1;
+# endmodule
+# ```
+#
+# This page is about what happens in between: you plan *adapters* (small matrices beside Gemma 4's own), train them, and
+# leave the model itself alone. **If you've never used JAX, read [14 · JAX in a quarter of an hour](14_jax.ipynb) first.**
 #
 # | | |
 # |---|---|
@@ -51,8 +68,7 @@ helpers.machine(devices=4)
 
 # %% [markdown]
 # ## 1. LoRA: W + (α/r) · A · B
-# In [00](00_quickstart.ipynb) the base model answered our request for an up-down counter with a single period. **How can
-# you teach a model of 31 billion weights without touching any of them?**
+# **How can you teach a model of 31 billion weights without touching any of them?**
 #
 # With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W,
 # which all stay frozen. For each W you train two thin matrices, its *adapter*. A narrows the input of W to r numbers (r

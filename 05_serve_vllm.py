@@ -258,7 +258,7 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a chip, and ten long requests still fit. If
 # that isn't enough, try **row 5**, two copies of the model with weights and cache in fp8: write `"31b": SECOND` in
 # section 1 and run `./run_all.sh 05 07`. [It may run out of memory,
-# too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#what-is-known-to-start), and nobody has
+# too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start), and nobody has
 # measured whether the answers suffer, so [let 07 tell
 # you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
 # the whole 31B on one chip, for an eighth of the price: 04's `merged-w4a16/`. It takes shorter requests only, and
@@ -385,7 +385,7 @@ if other:
 # **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
 # base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU, [try that
 # before you count on
-# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#serving-on-a-v6e).) Both ways must
+# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start).) Both ways must
 # agree. So we ask both, and the base alone, how likely each token of the merged model's answer is:
 
 # %%

@@ -241,8 +241,8 @@ steps.show(ours, {"topology": "slice"} | SHOWN)
 # %% [markdown]
 # On a v5p the gathering mesh wins. That's less sure than the rest, because we know of nobody who has timed XLA's
 # gathers on 2 x 2 chips while the chips multiply. (Exercise 2 shows how much hangs on it.) On a v6e-8, mesh (8, 1)
-# loses, as far as we know: there a gather goes round all 2 x 4 chips in one ring, in one direction only. (Others
-# measured that on a v5e-8, and a v6e's program names the same ring.)
+# loses, because there a gather goes round all 2 x 4 chips in one direction only. (Others measured that on a v5e-8, and a
+# v6e's program names the same ring.)
 #
 # <details><summary><b>How do you train this way on a v5p?</b></summary>
 #
@@ -275,8 +275,8 @@ steps.show(table, SHOWN)
 #
 # </details>
 #
-# How sure is the factor? *One sigma* means: if we miss as we do in section 9, two of three such ranges contain the true
-# value. With two sigmas, nineteen of twenty do. And what you wait for is a whole run, not a step. (The published run
+# How sure is that factor? With *one sigma*, two of three such ranges contain the true value, and with two sigmas nineteen
+# of twenty do, if we miss as we do in section 9. And what you wait for is a whole run, not a step. (The published run
 # took 3.34 hours.)
 
 # %%
@@ -297,12 +297,11 @@ told = float(tables.published("training_results", "metric", "tpu")["throughput"]
 figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
-# **Why is the bar of int8 hatched?** By the compiler's cycles, these products reach 94% of the chip's peak. But none of
-# section 9's programs is such a step ([what others
-# gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off)), and nobody
-# knows what int8 costs in quality at 31B.
+# **Why is the bar of int8 hatched?** Because nobody has timed such a step ([what others
+# gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off) with other
+# models), and nobody knows what int8 costs in quality at 31B.
 #
-# **No measurement backs a step with int8 products, so take the bfloat16 number as the result.**
+# **Take the bfloat16 number as the result. No measurement backs int8 products.**
 #
 # ## 8. What can you rent?
 # **Which slice should it be?** Here are section 2's answers for every slice, on the mesh with the most tensor parallelism.
@@ -327,9 +326,8 @@ pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) has fields for your own
 # numbers.
 #
-# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 (7,782 of them real; the
-# published batch of eight examples has 7,376), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. No run has shown what
-# that does to the 31B.
+# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 (about as many real ones as in the
+# published batch), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. No run has shown what that does to the 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
@@ -344,10 +342,9 @@ timed = anchors[anchors.name.str.match("maxtext|tunix")]
 steps.show_timed(timed)
 
 # %% [markdown]
-# And here are all programs. Hollow points don't count. In some calls the host takes as long as the chip. From others we
-# took a constant of our model, so they can't test it. And some compute something that we can't price, such as a sort
-# that lies wholly on the chip. The *typical miss* is the root mean square of
-# log(predicted / measured) over the programs that count. That's one sigma, and the range of a ratio has √2 of it.
+# And here are all programs. Hollow points don't count: in some the host takes as long as the chip, from others we took a
+# constant of our model, and some hold an operation that we can't price. The *typical miss* is the root mean square of
+# log(predicted / measured) over those that count. That's one sigma, and the range of a ratio has √2 of it.
 
 # %%
 figures.draw_anchors(anchors)
@@ -365,13 +362,18 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #   too, expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.
-# - Writing text isn't training. Somebody timed a token of the 31B on a v5e-8 in plain JAX: 19.9 ms, where our clock says
-#   18.9, and a fifth of that are 483 small sums over the chips. For the same author's mixture of experts (the 26B-A4B) we
-#   predict 15 to 38% too little (`python -m appendix.decode`). If these counted, the typical miss would be 19%
-#   ([why they don't](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
+#
+# <details><summary><b>And what about memory, and about writing text instead of training?</b></summary>
+#
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
 #   more (`tpu_time/compiler.py`), and nobody has published such a number to compare it with.
+# - Writing: somebody timed a token of the 31B on a v5e-8 in plain JAX. It took 19.9 ms, where our clock says 18.9. For
+#   the same author's mixture of experts (the 26B-A4B) we predict 15 to 38% too little (`python -m appendix.decode`). If
+#   these counted, the typical miss would be 19% ([why they
+#   don't](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
+#
+# </details>
 #
 # And has anybody run *this* repository on a chip?
 

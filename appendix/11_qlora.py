@@ -358,7 +358,7 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # **Does the server have to know about any of this?** No, because section 7 makes a bfloat16 model. You *can* quantize
 # for serving as well: vLLM's JAX models load bfloat16 and then quantize through Qwix (`quantization="int8"` in 05).
 # They don't round as we do, so evaluate again. We haven't run that on a TPU, but
-# [MACHINES](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#serving-on-a-v6e) says what's known of
+# [SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start) says what's known of
 # it.
 #
 # **The format in which you train doesn't decide the one in which you serve.**

@@ -404,11 +404,12 @@ def free_numbers() -> dict[str, str]:
     tokens = fit.step_tokens(step)
     steps_of_a_run = int(RUN_TOKENS / tokens)
     slow_seconds = tokens / step.speed * step.slowed
+    slowest, fastest = step.speeds()
     texts = {
         "gib_free": f"{step.total:.1f}",
         "speed_free": _spread(step.speeds(), "{:,.0f}"),
         "speed_free_two": _spread(step.speeds(sigmas=2), "{:,.0f}"),
-        "second_free": between(tokens / step.speed, form="{:.2f}"),
+        "second_free": f"{tokens / fastest:.2f} to {tokens / slowest:.2f}",
         "second_slow": f"{slow_seconds:.2f}",
         "minutes_typical": between(RUN_TOKENS / step.speed / 60, form="{:.0f}"),
         "steps_free": f"{steps_of_a_run:,}",
