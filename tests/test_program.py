@@ -275,6 +275,15 @@ def test_no_time_without_cycles_for_more_than_two_percent(rows, known):
     assert (found.seconds is not None) == known and found.clock > 0
 
 
+def test_a_sort_on_the_chip_is_named_among_what_has_no_known_cost():
+    """It moves no bytes of HBM, so no share tells of it (LOG, 2026-11-29)."""
+    inside = "s32[262144]{0:T(1024)S(1)}"
+    found = predict(text(f"{work('a', 1_000)}\n%k = {inside} iota(), iota_dimension=0\n"
+                         f"%s = {inside} sort(%k), dimensions={{0}}, to_apply=%add"), V5P)
+    assert [(entry.opcode, entry.count) for entry in found.unknown] == [("sort", 1)]
+    assert found.unknown_share == 0 and found.seconds is not None
+
+
 def test_what_only_moves_bytes_takes_them_at_the_speed_of_the_memory():
     found = predict(text("%u = bf16[2048,8192]{1,0} concatenate(%p, %p), dimensions={0}"), V5P)
     assert found.seconds == pytest.approx(2 * 2048 * 8192 * 2 / 2.765e12)

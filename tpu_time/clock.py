@@ -76,7 +76,8 @@ class Prediction:
       exposed: while it waits for the links.
       copies: while it waits for its own asynchronous copies.
       clock: the sum of the three, also where you shouldn't trust it.
-      unknown: what has no known cost, the most bytes first.
+      unknown: what has no known cost, the most bytes first; sorts also where they stay in the
+        chip's own memory, which adds nothing to the shares.
       moved: the same for what has no cycles but only moves bytes: we take the HBM's speed for it.
       unknown_flops, unknown_bytes: their share of the program's.
       flops, bytes: of the whole program.
@@ -185,7 +186,8 @@ class Clock:
             at_copying_speed = record.anywhere / (COPY * spec.bandwidth)
             seconds = min(seconds, at_copying_speed)
         if record.cycles is None:
-            costs_something = about.flops or about.bytes  # no scalar, and not on the chip alone
+            # A scalar costs nothing, nor does what stays in the chip's own memory, but for a sort.
+            costs_something = about.flops or about.bytes or record.what == "sort"
             if costs_something:
                 self._count_unpriced(record, count)
                 seconds = about.bytes / spec.bandwidth if record.moves else 0.0
