@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -278,16 +277,9 @@ def differences(table: pd.DataFrame,
 
 def one_row() -> renting.Fit:
     """The 31B's int8 step on a v5e-4 if a step has a single row, so no loop: as 08 compiled it."""
-    table = pd.read_csv("data/dryrun/v5e-4_31b.csv", index_col="recipe")
-    row = table.loc["int8, DECODER remat, one row"]
-    in_a_loop = renting.will_it_fit("v5e", 4, base_dtype="int8", remat="DECODER", row_length=2_048)
-    _, adapters = renting.held("31b", *in_a_loop.mesh, "int8")
-    parts = {
-        "base weights": row.args_gib - adapters,
-        "adapters and Adam": adapters,
-        "temporaries": row.hbm_gib - row.args_gib,
-    }
-    return replace(in_a_loop, parts=parts, compiled=True)
+    table = pd.read_csv("data/dryrun/v5e-4_31b.csv", dtype=str, keep_default_na=False)
+    row = table[table.recipe == "int8, DECODER remat, one row"].iloc[0]
+    return renting.of_row("v5e-4", "31b", row.to_dict())
 
 
 def best_steps(slices: Sequence[tuple[str, str, int]]) -> pd.DataFrame:

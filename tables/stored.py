@@ -1,6 +1,7 @@
 """What notebook 08 has compiled and stored in data/dryrun/: does a step fit, and how?"""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, A
     return settings
 
 
-def mesh_of(row: dict[str, str], size: str) -> tuple[int, int]:
+def mesh_of(row: Mapping[str, str], size: str) -> tuple[int, int]:
     """(fsdp, tp) of a stored row, which names its mesh only where it isn't the usual one."""
     mesh = row["mesh"]
     if mesh:

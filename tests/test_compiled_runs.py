@@ -10,7 +10,7 @@ from conftest import ROOT, load
 from appendix import steps
 from helpers import gemma, programs, train
 from tables import hardware, stored
-from tpu_time import bands, fit
+from tpu_time import fit
 
 
 def lengths_of(name, size):
@@ -133,10 +133,7 @@ def test_machines_says_what_is_compiled_of_the_12b():
     text = (ROOT / "docs/MACHINES.md").read_text(encoding="utf-8")
     for topology, base_dtype in (("v6e-1", "int8"), ("v5e-8", "bfloat16")):
         row = stored.compiled_fit(topology, "12b", base_dtype, 2_048)
-        speed = float(row["tokens_per_second_predicted"])
-        waits = float(row["seconds_exposed"]) / float(row["seconds_predicted"])
-        least, most = bands.band(speed)
-        least /= 1 + (fit.SLOW_LINKS.get(topology, 1.0) - 1) * waits
+        least, most = fit.of_row(topology, "12b", row).speeds()
         gib = f"{float(row['hbm_gib']):.1f} of {float(row['limit_gib']):.1f}"
         line, = (line for line in text.splitlines() if f"{base_dtype} |" in line and gib in line)
         assert f"{least:,.0f} to {most:,.0f}" in line

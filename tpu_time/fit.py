@@ -439,7 +439,7 @@ def will_it_fit(
     same = []
     for row in _stored(name, model):
         if _shape(row) == (base_dtype, remat, rows, row_length):
-            same.append(_compiled(name, model, kind, chips, row))
+            same.append(of_row(name, model, row))
     if same:
         return max(same, key=lambda fit: fit.speed or 0)
     return Fit(
@@ -473,22 +473,28 @@ def _bound(kind: str, chips: int, model: str, base_dtype: str, remat: str) -> fl
     return bound
 
 
-def _shape(row: dict) -> tuple[str, str, int, int]:
+def _shape(row: Mapping[str, str]) -> tuple[str, str, int, int]:
     """(base dtype, remat, rows, row length) of a stored row."""
     rows = int(row["micro_batch"])
     row_length = int(row["sequence_length"])
     return row["base_dtype"], row["remat"], rows, row_length
 
 
-def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
-    """The `Fit` of a stored row."""
+def of_row(name: str, model: str, row: Mapping[str, str]) -> Fit:
+    """The `Fit` of a row of data/dryrun/.
+
+    Args:
+      name: Google's name of the slice, such as "v5e-8".
+      model: its size: "31b", "12b" and so on.
+      row: {column: text}.
+    """
+    piece = hardware.SLICES[name]
     base_dtype, remat, rows, row_length = _shape(row)
     fsdp, tp = stored.mesh_of(row, model)
     _, adapters = held(model, fsdp, tp, base_dtype)
     base = float(row["args_gib"]) - adapters
     temporaries = float(row["hbm_gib"]) - base - adapters
-    spec = chip(kind)
-    seconds_at_peak = float(row["flops_per_chip"]) / spec.flops
+    seconds_at_peak = float(row["flops_per_chip"]) / piece.chip.flops
     bound = float(row["real_tokens_per_step"]) / seconds_at_peak
     speed = None
     slowed = 1.0
@@ -504,14 +510,14 @@ def _compiled(name: str, model: str, kind: str, chips: int, row: dict) -> Fit:
         remat=remat,
         rows=rows,
         row_length=row_length,
-        chips=chips,
+        chips=piece.chips,
         mesh=(fsdp, tp),
         parts={
             "base weights": base,
             "adapters and Adam": adapters,
             "temporaries": temporaries,
         },
-        limit=spec.hbm / GIB,
+        limit=piece.chip.hbm / GIB,
         compiled=True,
         speed=speed,
         bound=bound,
@@ -542,7 +548,7 @@ def best_fit(
     name = slice_name(kind, chips)
     row = stored.compiled_fit(name, model, base_dtype, lengths[0])
     if row is not None:
-        return _compiled(name, model, kind, chips, row)
+        return of_row(name, model, row)
 
     for length in lengths:
         for remat in REMATS:
