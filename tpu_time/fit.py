@@ -206,16 +206,22 @@ class Fit:
         )
 
 
-@functools.cache
-def _config(model: str) -> dict:
-    """The model's config.json.
+def lengths_of(model: str) -> tuple[int, ...]:
+    """Tokens of a row that are tried for a model, the better length first.
 
     Raises:
-      UserError: no model is called that.
+      UserError: it's no model whose memory is estimated here. (`of_row` reads the 12B's stored
+        rows. There's no estimate of it, because ours counts too much for gathered weights there.)
     """
     if model not in LENGTHS:
         models = ", ".join(LENGTHS)
         raise UserError(f"model={model}: there are {models}.")
+    return LENGTHS[model]
+
+
+@functools.cache
+def _config(model: str) -> dict:
+    """The model's config.json."""
     path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
     return architecture.read_config(path)
 
@@ -426,9 +432,10 @@ def will_it_fit(
         raise UserError(
             f"base_dtype={base_dtype}, remat={remat}: there are {dtypes} and {remats}."
         )
+    longest, *_ = lengths_of(model)
+    row_length = row_length or longest
     name = slice_name(kind, chips)
     fsdp, tp = mesh_of(model, chips)
-    row_length = row_length or LENGTHS[model][0]
     if not rows:
         rows = fsdp
         if kind == "v5p":
@@ -542,7 +549,7 @@ def best_fit(
       row_length: tokens of a row; None: as for `will_it_fit`, and an estimate that doesn't fit is
         tried with half as many.
     """
-    lengths = LENGTHS[model]
+    lengths = lengths_of(model)
     if row_length is not None:
         lengths = (row_length,)
     name = slice_name(kind, chips)
