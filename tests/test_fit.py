@@ -221,6 +221,17 @@ def test_the_tables_of_01_say_what_is_tight_and_what_nobody_predicted():
         assert row["fits"] == wanted, row
 
 
+def test_the_bill_of_the_training_in_machines_is_that_of_03_and_three_quarters_of_an_hour():
+    text = " ".join((ROOT / "docs/MACHINES.md").read_text(encoding="utf-8").split())
+    cost = fit.run_cost(fit.will_it_fit("v5p", 4), 10_000 * 922, 1.0)
+    dollars = []
+    for hours in cost["hours_text"].split(" to "):
+        dollars.append((float(hours) + 0.75) * fit.price("v5p", 4))
+    least, most = dollars
+    assert f"**The training**: {least:.0f} to {most:.0f} USD on demand" in text
+    assert f"{least:.0f} to {most:.0f} USD for the training" in text
+
+
 def test_the_solution_of_01s_thirty_dollars_is_what_its_table_says():
     text = (ROOT / "01_setup.py").read_text()
     solution = text[text.index("# **Exercise 1: 30 dollars"):text.index("# **Exercise 2")]
