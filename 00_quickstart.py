@@ -104,7 +104,7 @@ def answer(model, requests):
 # %% [markdown]
 # We ask for the 38 modules of a small benchmark. One of them is an up-down counter, which will follow you through the
 # series. No request that we train on equals one of the 38, but some come close: one wants the same counter with another
-# width and other names ([02](02_data.ipynb), section 5).
+# width and other names ([02](02_data.ipynb), section 4).
 
 # %%
 problems = verilog.load_problems("data/tiny_eval")  # each with a request and a correct module
@@ -116,7 +116,7 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
 # That isn't an answer. It's a continuation: the base has only ever learned which token comes next, so it goes on with the
-# request as if it were a file. (A request that looks finished leaves little to add.) What should it have written?
+# request as if it were a file. (If a request looks finished, a single period may be all that it adds.) What should it have written?
 #
 # ```verilog
 # module TopModule (                     // a circuit with this name and these ports:
@@ -161,7 +161,7 @@ style.show_tokens(pieces, mask, "00_tokens")
 # %% [markdown]
 # **Everything is read; only the answer is trained.**
 #
-# ## 3. How does it learn? LoRA, in about two minutes
+# ## 3. How does it learn? LoRA, in two to three minutes
 # The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put
 # two thin ones, A and B, and add their product A·B to it. Only A and B, the *adapters*, are trained, and that's LoRA.
 # `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's added.
@@ -316,7 +316,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # 1. Probably fewer. A lower rank usually learns more slowly, so it gets less far in 36 steps.
 # 2. Probably a few fewer, because the model now spends its few numbers on writing requests, too. The picture of the tokens
-#    is nearly all blue. [02](02_data.ipynb), section 4, makes this comparison with three runs of each kind.
+#    is nearly all blue. [02](02_data.ipynb), section 3, makes this comparison with three runs of each kind.
 #
 # A difference of two or three problems can be luck. [07](07_eval.ipynb) shows how to tell.
 #
@@ -325,9 +325,6 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # ## Where next?
 # Could the base have written Verilog all along? Yes, if you phrase the request as a comment above the module. But then it
 # makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
-#
-# The 31B is 8,400 times as large and uses the same code. We've compiled that code for a TPU, but it hasn't run on one yet
-# ([08](08_dryrun.ipynb)).
 #
 # Here's the whole series. This page went to the stops with a blue border: up to the adapters, then straight to the judge.
 #

@@ -17,7 +17,7 @@
 #
 # Can your machine run this series? And if you want to train Gemma 4 31B, what do you have to rent, and what
 # will it cost? **On a CPU you can go straight on to [02](02_data.ipynb)**, because the whole series runs there
-# with a tiny model. But do read section 3. It needs no TPU, and it shows the best trick of the series.
+# with a tiny model. But do read section 2. It needs no TPU, and it shows the best trick of the series.
 #
 # | | |
 # |---|---|
@@ -94,62 +94,14 @@ style.words(pd.DataFrame(rows, columns=["check", "fine", "found"]))
 # %% [markdown]
 # **If every row has a ✓, this machine will do. A row with a ✗ tells you how to fix it.**
 #
-# ## 2. Which machine does the 31B need?
-# You pay by the **chip**. A **slice** is a group of chips that are wired together, so that they can share one model. A
-# **host** is the virtual machine that your program runs on; it drives up to eight chips. Each chip has its own memory,
-# **HBM**, and whatever a training step touches has to fit there.
+# ## 2. What would fit on a TPU that you don't have?
+# You pay for a TPU by the **chip**. A **slice** is a group of chips that are wired together, so that they can share one
+# model. A **host** is the virtual machine that your program runs on; it drives up to eight chips. Each chip has its own
+# memory, **HBM**, and whatever a training step touches has to fit there.
 #
-# **The 31B's weights take up 62.5 GB. A program can use 95.7 GiB of a v5p chip's HBM, and 31.25 GiB of a v6e chip's. How
-# many chips of each kind hold the weights? And does that leave room to train?** (A GB is 10⁹ bytes, a GiB 2³⁰.)
-#
-# <details><summary>Answer</summary>
-#
-# 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But training needs more. It needs *adapters*,
-# the small matrices that we train on top of the frozen weights. For each number in the adapters, the optimizer remembers
-# two more. And above all there are the *activations*: the results of each layer, which the forward pass (from tokens to
-# loss) keeps for the backward pass (from loss to gradients).
-#
-# </details>
-#
-# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines of the
-# picture. On the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
-#
-# ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
-#
-# And which slices will do? We list a slice if the TPU's compiler has built a whole training step that fits it. Weights
-# are in *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download,
-# for 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
-
-# %%
-TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
-choices = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
-style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
-
-# %% [markdown]
-# So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
-# ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
-#
-# How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. (Not on a
-# v5e-1, where too many of the E2B's operations have no known cost.) The rest is mostly *assumed*, and partly measured by
-# others: nobody has timed downloading, loading, compiling and saving with our code. ([08](08_dryrun.ipynb), section 8,
-# has the speed and hours of every slice.) We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe
-# did, so that you can compare our numbers with the paper's.
-#
-# **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
-#
-# <details><summary>Answer</summary>
-#
-# Google's names count TensorCores, a TPU's cores for matrix products. A v5p chip has two, and JAX treats the pair as one
-# device, so a v5p-8 is four chips and four devices. A v6e chip has one, so a v6e-8 is eight of each.
-#
-# </details>
-#
-# **A slice has to hold the weights and everything that a training step keeps beside them.**
-#
-# ## 3. How can anybody know that without a TPU?
-# Here's the trick: Google's library `libtpu` contains the TPU's compiler, and the compiler runs on any x86-64 Linux
-# machine. It doesn't need a chip, only a description of one. Let's ask it about a product of two matrices on the four
-# chips of a v5p-8.
+# **How can you know what fits before you rent?** Here's the trick: Google's library `libtpu` contains the TPU's compiler,
+# and the compiler runs on any x86-64 Linux machine. It doesn't need a chip, only a description of one. Let's ask it about
+# a product of two matrices on the four chips of a v5p-8.
 #
 # - A *topology* describes chips that nobody has to own; `v5p:2x2x1` is two by two of them.
 # - A *mesh* arranges the chips, here in a line of four. A *sharding* says which chip holds what.
@@ -219,6 +171,54 @@ if can_compile:
 #
 # **A TPU's compiler tells you what fits, and you don't need the TPU. So compile first, and rent later.**
 #
+# ## 3. Which machine does the 31B need?
+# **The 31B's weights take up 62.5 GB. A program can use 95.7 GiB of a v5p chip's HBM, and 31.25 GiB of a v6e chip's. How
+# many chips of each kind hold the weights? And does that leave room to train?** (A GB is 10⁹ bytes, a GiB 2³⁰.)
+#
+# <details><summary>Answer</summary>
+#
+# 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But training needs more. It needs *adapters*,
+# the small matrices that we train on top of the frozen weights. For each number in the adapters, the optimizer remembers
+# two more. And above all there are the *activations*: the results of each layer, which the forward pass (from tokens to
+# loss) keeps for the backward pass (from loss to gradients).
+#
+# </details>
+#
+# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines of the
+# picture. On the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
+#
+# ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
+#
+# And which slices will do? We list a slice if section 2's compiler has built a whole training step that fits it. Weights
+# are in *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download,
+# on demand, for 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
+
+# %%
+TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
+choices = fit.renters_rows() + fit.renters_rows(("e2b",), fit.ONE_CHIP)
+style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
+
+# %% [markdown]
+# So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
+# ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
+#
+# How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. (Not on a
+# v5e-1, where too many of the E2B's operations have no known cost.) The rest is mostly *assumed*, and partly measured by
+# others: nobody has timed downloading, loading, compiling and saving with our code. ([08](08_dryrun.ipynb), section 8,
+# has the speed and hours of every slice.) We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe
+# did, so that you can compare our numbers with the paper's.
+#
+# **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
+#
+# <details><summary>Answer</summary>
+#
+# Google's names count TensorCores, a TPU's cores for matrix products. A v5p chip has two, and JAX treats the pair as one
+# device, so a v5p-8 is four chips and four devices. A v6e chip has one, so a v6e-8 is eight of each.
+#
+# </details>
+#
+# **A slice has to hold the weights and everything that a training step keeps beside them.**
+#
 # ## 4. How do you get such a machine, and how do you get rid of it?
 # **Do you have to pay at all?** Maybe not. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9 hours at a
 # time (Kaggle's rules in November 2026). You only have to wait for your turn: others waited between 20 minutes and 11
@@ -269,18 +269,18 @@ checks.save(helpers.run_dir("setup.json"), results,
 # [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ## Exercises
-# **Exercise 1: 30 dollars.** On which slices does 30 USD buy all of 03 for the 31B, even at the upper end of section 2's
-# table? Why isn't the fastest one, a v5p-32, among them?
+# **Exercise 1: 30 dollars.** On which slices does 30 USD buy all of 03 for the 31B on demand, even at the upper end of
+# section 3's table? Why isn't the fastest one, a v5p-32, among them?
 #
 # <details><summary>Solution</summary>
 #
-# A v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (27.3). On a v5p-32, downloading and compiling take as long as on
+# A v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (28.0). On a v5p-32, downloading and compiling take as long as on
 # a v5p-8, and every hour costs four times as much. But the table leaves out installing, merging and copying, so 30
 # dollars may not buy a whole run. Start with a short one (`max_steps` in 03).
 #
 # </details>
 #
-# **Exercise 2: another sharding.** In section 3 the inputs take 67 MB of a chip, the output 34 and what's in between 134.
+# **Exercise 2: another sharding.** In section 2 the inputs take 67 MB of a chip, the output 34 and what's in between 134.
 # Guess the three numbers before you compile: (a) `b` is whole on every chip, `multiply(8_192, by_rows, PartitionSpec())`;
 # (b) both are cut by columns, so `cut_a` and `cut_b` are `PartitionSpec(None, "chips")`.
 #
@@ -291,16 +291,6 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # (b) 67, 34 and 134, as before. A chip now makes a quarter of the output's *columns*. For these it needs its own columns
 # of `b`, but all of `a`, so this time `a` is gathered. ([03](03_train.ipynb) has the same choice for a whole model.)
-#
-# </details>
-#
-# **Exercise 3: how large?** How large can the two matrices of section 3 get before the product no longer fits into the
-# 95.74 GiB of a chip? Find the largest multiple of 1,024 on paper. Then let the compiler check it and the next one.
-#
-# <details><summary>Solution</summary>
-#
-# A chip needs one whole matrix, half a matrix of inputs and a quarter of output: 1.75 · 2 · n² bytes. That's 95.74 · 2³⁰
-# bytes at n = 171,381. So 167 · 1,024 = 171,008 compiles, but 168 · 1,024 = 172,032 is refused, with 96.47 GiB.
 #
 # </details>
 #

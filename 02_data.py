@@ -22,9 +22,9 @@
 # | | |
 # |---|---|
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
-# | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 2) |
+# | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 7) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Time and cost** | tiny: about 20 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
+# | **Time and cost** | tiny: 10 to 35 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).
@@ -94,7 +94,7 @@ E2B = replace(FULL, base="google/gemma-4-E2B-it", max_tokens=2_048, sequence_len
 TINY = replace(FULL, base="assets/tiny_gemma4", source="data/tiny", rows=4_000, validation=0.05,
                evaluation="data/tiny_eval", max_tokens=384, sequence_length=512)
 cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
-# Your own data (section 2):
+# Your own data (section 7):
 # cfg = replace(cfg, source="../yours.jsonl", system="One sentence that opens every prompt.",
 #               validation=0.1, evaluation="")
 
@@ -117,20 +117,7 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # %% [markdown]
 # A row has a system text, a prompt and a response. **Look at a row before you write any code for it.**
 #
-# ## 2. Your own data
-# **Can you bring your own chats?** Yes. [own data](own_data.ipynb) tunes a model on your file, all on one page. To take
-# the file through this whole series instead, set `source` to a file, a folder or a dataset on the hub (`name`,
-# `name:configuration`, `name@revision`), `system` to your own sentence, and `RUN_DIR` to a new folder. Train the E2B on
-# it, not the tiny model: the tiny tokenizer knows little but Verilog, so most chats get too long.
-#
-# Your rows may have any of [these four
-# forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file). One trap: if your columns are called
-# `prompt` and `response`, your rows are taken for CodeV-R1's, and we keep only answers that hold one fenced Verilog
-# module. (A *fence* is a line of three backticks, before and after the code.) So rename `response` to `completion`.
-#
-# **Any chat that ends with an answer can be trained on.**
-#
-# ## 3. Keep only the answer
+# ## 2. Keep only the answer
 # **How much of a CodeV-R1 answer do we want?** It opens with reasoning inside `<think>`, and the module follows inside
 # `<answer>`. We make two decisions, and each has a price.
 #
@@ -177,7 +164,7 @@ style.words(pd.DataFrame(
 # %% [markdown]
 # **A dropped row costs one row, but a wrong row gets learned.**
 #
-# ## 4. From text to tokens: the model's own chat template
+# ## 3. From text to tokens: the model's own chat template
 # **What does a model see of a chat?** Only token ids. A few of them are control tokens: `<bos>` begins the sequence, and
 # a turn opens with `<|turn>` and closes with `<turn|>`. The *chat template* that comes with the model writes them, for us
 # and for the server. So the prompts that we train on have to be exactly what the server's template writes.
@@ -224,9 +211,6 @@ ids, mask = chat.render(tokenizer, running)
 style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_counter")
 
 # %% [markdown]
-# Are these ids right? 05 compares them with those that the server computes, and a test with those that transformers
-# computes.
-#
 # <details><summary>And in a chat with several answers, or with tools?</summary>
 #
 # Every answer is trained, with one flaw. Whenever a server asks the 31B for an answer, its prompt ends with the empty
@@ -269,9 +253,9 @@ style.finish(late_mask.draw_runs(runs), "02_masks",
 #
 # **A wrong mask raises no error, and the loss doesn't show it. Look at the tokens.**
 #
-# ## 5. Is the test in the training set?
+# ## 4. Is the test in the training set?
 # **Could a model have seen the exam?** Then passing would prove nothing. So we compare every training prompt with every
-# exam prompt. Prompts that are equal except for case, spaces and line breaks get dropped in section 6. For the others we
+# exam prompt. Prompts that are equal except for case, spaces and line breaks get dropped in section 5. For the others we
 # use a common yardstick. We cut an exam prompt into all its runs of 13 consecutive words. Then we look for the training
 # prompt that contains the largest share of these runs, and report that share.
 
@@ -299,7 +283,7 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # **Compare before you train. Afterward nobody can tell.**
 #
-# ## 6. How long are they, and what do we drop?
+# ## 5. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the middle of a
 # module. So where should the limit be? A low limit loses examples. A high limit wastes room: all rows have the same
 # length, so with one example in each, every row is as long as the limit, and the rest of it is padding. *Packing* puts
@@ -331,7 +315,7 @@ pd.Series(table, name="rows").map("{:,}".format).to_frame()
 # %% [markdown]
 # **Drop what's too long, never cut it, and hold out by prompt.**
 #
-# ## 7. Packing, and what 03 gets
+# ## 6. Packing, and what 03 gets
 # **How do several examples share a row without seeing each other?** Besides `tokens` and `loss_mask`, a row has two more
 # arrays. `segment_ids` number its examples 1, 2, 3 …, with 0 for padding, and `positions` start again at 0 in each one. 03
 # makes the attention mask from the segment ids, so no example sees its neighbor.
@@ -369,6 +353,19 @@ print(f"wrote {helpers.run_dir('data')}")
 
 # %% [markdown]
 # **03 checks these hashes before it trains on a single row.**
+#
+# ## 7. Your own data
+# **Can you bring your own chats?** Yes. [own data](own_data.ipynb) tunes a model on your file, all on one page. To take
+# the file through this whole series instead, set `source` to a file, a folder or a dataset on the hub (`name`,
+# `name:configuration`, `name@revision`), `system` to your own sentence, and `RUN_DIR` to a new folder. Train the E2B on
+# it, not the tiny model: the tiny tokenizer knows little but Verilog, so most chats get too long.
+#
+# Your rows may have any of [these four
+# forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file). One trap: if your columns are called
+# `prompt` and `response`, your rows are taken for CodeV-R1's, and we keep only answers that hold one fenced Verilog
+# module. (A *fence* is a line of three backticks, before and after the code.) So rename `response` to `completion`.
+#
+# **Any chat that ends with an answer can be trained on.**
 #
 # ## Recap
 # - A training row is the prompt that the server will send, then the answer, then `<turn|>`. Only the answer and its

@@ -17,7 +17,7 @@
 #
 # How does a model that only continues texts learn to write the module you asked for? Ask the tiny base for an up-down
 # counter, and it answers with a single period. Train it for seven minutes, ask again, and it answers (measured, in
-# section 7):
+# section 8):
 #
 # ```verilog
 # module TopModule (
@@ -41,7 +41,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), a v6e-8 (8 chips, 31.25 GiB each) or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in a bucket (`gs://…`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.85 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
+# | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.92 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
 
 # %% [markdown]
 # ## Before we start
@@ -149,8 +149,7 @@ print(f"{trainable:,} numbers to train, {trainable / frozen_numbers:.1%} of this
 pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="index")
 
 # %% [markdown]
-# Tunix names attention's modules after the einsum that they compute, as in `torch.einsum`. In the tiny model's first row,
-# A's shape `(16, 32, 16)` means heads, numbers per head, rank. (Both 16s are the same by coincidence.)
+# (Tunix names attention's modules after the einsum that they compute, as in `torch.einsum`.)
 #
 # **Suppose the adapters miss one matrix, the key projection of the full layers. What does such a run look like?**
 #
@@ -296,9 +295,9 @@ pd.DataFrame(held_by).map(pictures.memory).T
 # %% [markdown]
 # The base is cut along both axes, so a device holds the same share of it on any mesh. But each of an adapter's two
 # matrices is cut along one axis only. The one that touches the heads or the MLP's columns is cut along `tp`, the other
-# along `fsdp`: B and A of `q_einsum`, for example, but A and B of `down_proj`. The matrix that's cut along `tp` is
-# nearly always the larger of the two. With `tp=1` nothing cuts it, so every device holds it whole. That's why the
-# adapters take the most memory there.
+# along `fsdp`. In `q_einsum` the heads come out, so B is cut along `tp` and A along `fsdp`. In `down_proj` the MLP's
+# columns go in, so it's the other way round. The matrix that's cut along `tp` is nearly always the larger of the two.
+# With `tp=1` nothing cuts it, so every device holds it whole. That's why the adapters take the most memory there.
 #
 # **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
 #
@@ -325,7 +324,7 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # %% [markdown]
 # **Ask before you train: without the base's answers you couldn't see what training changed.**
 #
-# ## 6. Train
+# ## 6. Get ready to train
 # **What changes from now on, and what doesn't?** So far the adapters were only shapes. Now the model gets real ones, and
 # `start` takes it apart into what changes (adapters and moments) and what's frozen.
 
@@ -359,8 +358,11 @@ pictures.memory_table(held)
 # If a step doesn't fit, the temporaries are what you can shrink. They grow with `rows_per_device`, and `remat`
 # (rematerialization, PyTorch's *activation checkpointing*) keeps fewer activations and recomputes the rest.
 #
-# What else does a run need? Every `validate_every` steps, `validate` computes the loss of rows that are never trained.
-# The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
+# **You know that a step fits before you've trained one, and a checkpoint keeps whatever changes.**
+#
+# ## 7. Train
+# **How will you know whether training helps?** Every `validate_every` steps, `validate` computes the loss of rows that are
+# never trained. The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
@@ -403,9 +405,8 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# A gap between the two curves tells you little. In the first epoch it can't come from memorizing, because when its loss
-# is measured, every training row is as new to the model as a held-out row. And the few held-out rows may simply be
-# easier. What counts is where each curve is heading. **What does it mean if the held-out loss rises while the training
+# A gap between the two curves tells you little. In the first epoch it can't come from memorizing, because the model sees
+# each training row for the first time when that row's loss is measured. And the few held-out rows may simply be easier. What counts is where each curve is heading. **What does it mean if the held-out loss rises while the training
 # loss still falls?**
 #
 # <details><summary>Answer</summary>
@@ -417,7 +418,7 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 #
 # **The held-out loss tells you when to stop.**
 #
-# ## 7. Ask again
+# ## 8. Ask again
 # **Did it learn?** Here's the same request: the base on the left, the tuned model on the right.
 
 # %% tags=["raises-exception"]
@@ -435,7 +436,7 @@ records.Answers(chats[0], cfg.answer_tokens, before[0], after[0]).save()
 # %% [markdown]
 # **Your model is trained, and `recipe.json` says how. You can go on to [04](04_merge.ipynb) now.**
 #
-# ## 8. Would it come back?
+# ## 9. Would it come back?
 # **What if the machine had died just before the end?** A new process would have only the disk. We do what that process
 # would do: restore the next-to-last checkpoint, and train on from there, at most ten steps. **Do you expect the same
 # losses, or nearly the same?**

@@ -22,7 +22,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | A CPU. Merging holds no model in memory (only the tiny one is loaded at the end, and asked); the 31B wants room for 125 GB of files, base and result |
+# | **Needs** | A CPU. Merging holds no model in memory (only the tiny one is loaded, once merged, and asked); the 31B wants room for 125 GB of files, base and result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` (weights in four bits, arithmetic in 16) if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB), or fifteen and more if 03 stored the base as int8; no chip is used, so the TPU may already be given back |
@@ -240,8 +240,8 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 
 # %% [markdown]
 # `adapter/` holds the same fine-tune in two gigabytes (at 31B), in the format of
-# [PEFT](https://github.com/huggingface/peft). (If you serve the adapter beside a base, without merging, it runs on the
-# *unrounded* base. So after training on int8 its answers can differ from the merged model's.)
+# [PEFT](https://github.com/huggingface/peft). (After training on int8, it's better to serve the merged model: beside a
+# base, the adapter runs on *unrounded* weights.)
 #
 # **Some layers have no `v_proj`. Why do we save an adapter for one anyway?**
 #
@@ -286,10 +286,9 @@ style.finish(pictures.draw_scales(runs), "04_scale",
              "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
-# Without the adapters nothing passes, and at a quarter of their strength 22 of 38 do. From three
-# quarters to one and a quarter it's 30 or 31. At half and at one and a half it's 26 and 27, just below the gray band, and
-# a single run doesn't prove that either. (The band is a rough yardstick for luck: if the chance to pass were the same at
-# every scale as at scale 1, two runs in three would end inside it.)
+# Without the adapters nothing passes, and around the trained strength little changes. At half and at one and a half the
+# score lies just below the gray band, but in a single run even that may be luck. (If the chance to pass were the same at
+# every scale as at scale 1, two runs in three would end inside the band.)
 #
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #
@@ -320,7 +319,9 @@ helpers.write_text(helpers.run_dir("model_card.md"), card)
 print(card)
 
 # %% [markdown]
-# To publish (`HF_TOKEN` needs write access; add your license and 07's scores to the card first):
+# <details><summary><b>How do you publish it?</b></summary>
+#
+# Add your license and 07's scores to the card, then run this. (`HF_TOKEN` needs write access.)
 #
 # ```python
 # from huggingface_hub import HfApi
@@ -329,6 +330,8 @@ print(card)
 # hub.upload_folder(repo_id=name, folder_path=helpers.run_dir("merged"))
 # hub.upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=card.encode())
 # ```
+#
+# </details>
 #
 # **Publish how to ask the model, and not only what it is.**
 #
@@ -366,7 +369,8 @@ print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, fo
 # **Four bits round far more coarsely than bfloat16 does, so judge before you serve.**
 #
 # ## Recap
-# - `merged/` is base + `(alpha / r) · (A B)ᵀ`: a float32 sum, rounded once. Every other byte is the base's.
+# - `merged/` is base + `(alpha / r) · (A B)ᵀ`: a float32 sum, rounded once. Every other byte is the base's. (After
+#   training on int8, the base is the rounded one.)
 # - `adapter/` loads in PEFT and in vLLM, with the same log-probabilities up to rounding.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).

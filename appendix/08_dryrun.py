@@ -25,7 +25,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
 # | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
-# | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 16 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
+# | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 18 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
 # measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
@@ -56,7 +56,7 @@ helpers.machine()
 # %% [markdown]
 # ## 1. The trick, and what it says about time
 # **How can a compiler answer for a chip that you don't have?** `libtpu`, the library that drives a TPU, contains the
-# compiler ([01](01_setup.ipynb), section 3). All it wants is a *topology*, a description of devices. You lay a mesh
+# compiler ([01](01_setup.ipynb), section 2). All it wants is a *topology*, a description of devices. You lay a mesh
 # over them, *lower* a function (JAX writes its operations down in the compiler's language), compile it, and ask. First
 # the four chips of a v5p-8:
 
@@ -226,8 +226,8 @@ steps.show_parts(steps.OURS, sixty)
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
 # without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
 # what was just computed, so they can travel ahead, while the chip multiplies. The step has as many tokens as before, in
-# four rows of 2,048. (A line without a mesh has as much `tp` as the heads allow: (1, 4) on a v5p-8, (4, 4) on a v5p-32,
-# (2, 4) on a v6e-8.)
+# four rows of 2,048. (Where a recipe's name in the table has no mesh, it's the one with the most
+# tensor parallelism that the heads allow: (1, 4) on a v5p-8, (4, 4) on a v5p-32, (2, 4) on a v6e-8.)
 
 # %%
 table = steps.stored("v5p-8_31b")
@@ -307,7 +307,7 @@ figures.draw_road(steps.road(table), told)
 # **Which slice should it be?** Here are section 2's answers for every slice, on the mesh with the most tensor parallelism.
 # How do we know whether a step fits?
 #
-# - *Compiled*: the compiler says so.
+# - *Compiled*: the compiler has built it, and what it reports adds up to less than the chip has.
 # - *Estimated*: nobody has compiled this step, so we add up its parts. It counts as fitting if it leaves a tenth of the
 #   chip free, or three tenths with several micro-batches, because of their loop (section 3).
 # - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
@@ -367,7 +367,7 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
-#   more (`tpu_time/compiler.py`), and nobody has published such a number to compare it with.
+#   more (`tpu_time/compiler.py`). One such number is published, but for a step that our compiler refuses.
 # - Writing: somebody timed a token of the 31B on a v5e-8 in plain JAX. It took 19.9 ms, where our clock says 18.9. For
 #   the same author's mixture of experts (the 26B-A4B) we predict 15 to 38% too little (`python -m appendix.decode`). If
 #   these counted, the typical miss would be 19% ([why they

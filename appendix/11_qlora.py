@@ -204,9 +204,6 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
-# Only the matrices of attention and MLP are quantized. The norms are small anyway, the embedder is also the output
-# matrix, and the E2B's second table of tokens is only looked up.
-#
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
 # ## 5. Is it right?
@@ -332,9 +329,10 @@ others = [("31b", "v6e", 4), ("31b", "v6e", 8), ("e4b", "v5e", 1)]
 style.folded("v6e, and the E4B", lab.best_steps(others))
 
 # %% [markdown]
-# - **v5e-4, v5e-8**: quantizing decides whether the 31B trains at all. On a v5e-8, which
+# - **v5e-4, v5e-8**: 03's step of the 31B fits only with a quantized base. On a v5e-8, which
 #   [Kaggle lends for nothing](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8),
-#   03 takes int8 by itself. Its step is compiled whole there; nobody has run it.
+#   03 takes int8 by itself. Its step is compiled whole there; nobody has run it. (Others trained there beside a bfloat16
+#   base, with adapters on the upper 30 layers only.)
 # - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and a smaller format alone saves no time. With int8
 #   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but

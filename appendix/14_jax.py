@@ -136,7 +136,9 @@ print(f"loss {value:.3f}, after one small step {loss_of(stepped, x):.3f}")
 # ## 3. A loop in the program, and a mean that isn't one
 # **How do you add up the gradients of several micro-batches** (the pieces that a large batch is cut into)? A Python
 # loop would be unrolled, so its body would be in the program once for each micro-batch. `jax.lax.scan` is a loop
-# *inside* the program. It carries a value from one round to the next, here the sums of losses and of gradients.
+# *inside* the program. It takes its last argument apart along the first axis, one micro-batch a round, and carries a value
+# from each round to the next, here the sums of losses and of gradients. (The loop's body also returns a second value. We
+# need none, so it's `None`.)
 #
 # The mask below says which tokens count: 30 of the first micro-batch's 32, and only 2 of the second's. **Does it matter
 # whether you average once over all the tokens that count, or average each micro-batch and then the two means?**
@@ -168,6 +170,7 @@ def both_ways(pair, batch, mask):
     nothing = 0.0, 0.0, jax.tree.map(jnp.zeros_like, pair), 0.0
     total, _ = jax.lax.scan(add_micro_batch, nothing, (batch, mask))
     loss, tokens, gradient, means = total
+    # 03's step goes on with gradient / tokens. To compare the two ways, the losses are enough.
     return loss / tokens, means / len(batch)
 
 
@@ -203,7 +206,10 @@ print(f"rows @ kernel: {product.shape}, {product.sharding.spec}, and nobody aske
 
 # %% [markdown]
 # From the cuts of the inputs the compiler works out how to cut the results. Where a device needs data that another one
-# holds, it inserts the communication. You choose the cuts, and you never write a send.
+# holds, it inserts the communication. You choose the cuts, and you never write a send. Here's what travels with each of
+# the two axes:
+#
+# ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
 # ### Which mesh? Heads limit it
 # **How would you cut the 31B for sixteen chips?** With `tp` each chip gets whole attention heads, so `tp` has to
@@ -296,11 +302,11 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 # ### Why not Tunix's trainer?
 # Tunix, the library that brings Gemma 4, also has a trainer, `PeftTrainer`, with a loop, a loss, accumulation and
 # checkpoints. It's the shortest way to a tuned model. We still wrote a loop of our own, for two reasons that you've
-# seen. Tunix 0.1.7 takes the mean of each micro-batch and then the mean of those means, as in section 3. (Since July
-# 2026 its main branch has [weighted them](https://github.com/google/tunix/commit/59deac395565e05f48d008f6f3b1894e6c5b1fb7).)
-# And its compiled step returns the whole model. One of our tests takes the same step with both trainers. If both
-# micro-batches have equally many trained tokens, the trainers agree: their steps differ by less than 0.01% of their
-# length. If not, they don't.
+# seen. Tunix 0.1.7 takes the mean of each micro-batch and then the mean of those means, as in section 3.
+# (Since July 2026 its main branch has [weighted
+# them](https://github.com/google/tunix/commit/59deac395565e05f48d008f6f3b1894e6c5b1fb7).) And its compiled step returns
+# the whole model. (A test takes the same step with both trainers. They agree only if all micro-batches have equally many
+# trained tokens.)
 #
 # **In our loop every trained token counts the same, and a step returns only what changed.**
 #

@@ -206,26 +206,6 @@ def acceptance(before: Counters, after: Counters) -> dict | None:
     }
 
 
-def acceptance_in_words(counts: dict | None, tokens: int) -> str:
-    """What a drafter gained, in a sentence.
-
-    Args:
-      counts: of `acceptance`.
-      tokens: of all answers meanwhile.
-    """
-    if not counts:
-        return "not a single draft"
-    drafts = counts["drafts"]
-    accepted = drafts * (counts["tokens per step"] - 1)
-    steps = tokens - accepted
-    words = []
-    for place, share in enumerate(counts["by position"], 1):
-        words.append(f"{share:.0%} of the tokens in place {place}")
-    accepted_words = ", ".join(words)
-    return (f"{drafts} drafts in {steps:.0f} steps. Accepted: {accepted_words}. "
-            f"All in all {tokens / steps:.2f} tokens a step")
-
-
 def seconds_per_token(before: Counters, after: Counters) -> float:
     """Seconds between two tokens of an answer on the server's own clock, on average; nan without
     any.

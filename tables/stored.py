@@ -16,6 +16,11 @@ TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
 ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
 
 
+# Optimizer steps between two checkpoints of the 31B, where writing one may take minutes. On Kaggle's
+# v5e-8 others needed 43 s for one with an eighth of our numbers (`fit.SLOW_DISKS`).
+SELDOM_SAVED = {"v5e-8": 600}
+
+
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:
     """Is a stored row a whole optimizer step of 03, with as many micro-batches?
 
@@ -85,6 +90,8 @@ def compiled_fit(
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
     """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
 
+    Where saving may take long (`SELDOM_SAVED`), `checkpoint_every` as well.
+
     `compiled_fit` chooses the row: the fastest of those that are long enough. The base stays in
     bfloat16 if such a step fits, and is stored as int8 if only that fits, as on a v5e-8. If there's
     none of either, the nearest counts. Empty if no row that fits is stored for this machine.
@@ -102,7 +109,10 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
         return int(row["sequence_length"]) < row_length
 
     best = min(rows, key=is_too_short)  # among equals, the first
-    return _settings_of(best, size, row_length)
+    settings = _settings_of(best, size, row_length)
+    if size == "31b" and slice_name in SELDOM_SAVED:
+        settings["checkpoint_every"] = SELDOM_SAVED[slice_name]
+    return settings
 
 
 def _settings_of(row: dict[str, str], size: str, row_length: int) -> dict[str, Any]:

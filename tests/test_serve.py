@@ -1183,7 +1183,3 @@ def test_an_answer_is_read_along_and_a_drafter_is_told_by_place(monkeypatch, cap
     assert asked == [{"model": "m", "stream": True}] and capsys.readouterr().out == ""
     asking.streamed(client, None, {"model": "m"}, show=True)
     assert capsys.readouterr().out == "module\n"
-    told = asking.acceptance_in_words(
-        {"drafts": 10, "by position": [0.4, 0.1], "tokens per step": 1.5}, 45)
-    assert told == ("10 drafts in 40 steps. Accepted: 40% of the tokens in place 1, 10% of the "
-                    "tokens in place 2. All in all 1.12 tokens a step")

@@ -206,7 +206,7 @@ def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: float) -> None:
 # ── The free road: how long each page takes ──
 BUDGET = 8.5  # hours of Kaggle's nine that the launcher uses
 TRY_MINUTES = 60  # that a server gets to start, before the session tries another way
-KINDS = {"measured": "green-solid", "predicted": "blue", "planned": "blue", "assumed": "gray-solid"}
+KINDS = {"measured": "green-solid", "predicted": "blue", "computed": "blue", "assumed": "gray-solid"}
 # What a page does, where the drawing stands before the table of pages.
 DOES = {"03": "train", "04": "merge", "05": "serve", "06": "benchmark", "07": "judge"}
 NAMES_WIDE = 134  # of the drawing, where these names stand
@@ -299,7 +299,7 @@ def _minutes(parts: list[Part], page: str) -> str:
 def _legend(sheet: Sheet, y: float) -> None:
     """How the minutes are known."""
     for x, kind, words in ((LEFT, "measured", "measured by others"),
-                           (LEFT + 210, "predicted", "predicted, planned"),
+                           (LEFT + 210, "predicted", "predicted, computed"),
                            (LEFT + 420, "assumed", "assumed")):
         sheet.rectangle(x, y, 20, 20, KINDS[kind], radius=2)
         sheet.words(x + 28, y + 16, words, 17, "ink")
@@ -377,6 +377,7 @@ def step_numbers() -> dict[str, str]:
         "miss": f"{100 * typical_miss():.0f}",
         "told": f"{told[0]:.0f}", "told_steps": f"{told[1]:.0f}",
         "expect": what_to_expect(least, most, band(ours)),
+        "guess_published": f"{theirs:,.0f}",
         "too_high": " to ".join(f"{share:.0f}" for share in too_high),
         "expected_ours": f"{least:,.0f} to {most:,.0f}",
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",

@@ -12,6 +12,7 @@ def _row(step: fit.Fit, dollars: float) -> dict:
             "compiled": step.compiled, "gib": round(step.total, 2), "limit": round(step.limit, 2),
             "speed": step.speed or step.bound, "predicted": step.speed is not None,
             "slowed": step.slowed,
+            "saveEvery": fit.save_every(step), "assumed": fit.assumed_of(step),
             "stepTokens": fit.step_tokens(step), "forward": 2 / fit.STEP_FLOPS[step.remat],
             "answers": fit.answer_minutes(step), "pace": step.pace,
             "price": None if math.isnan(dollars) else dollars}
@@ -27,8 +28,8 @@ def page_data() -> dict:
     saved = {}
     for model in fit.CHECKPOINT_GB:
         saved[model] = fit.ADAPTER_BYTES * fit.adapter_parameters(model) / 1e9
-    return {"rows": rows, "fill": fit.FILL, "every": fit.EVERY, "saveEvery": fit.SAVE_EVERY,
+    return {"rows": rows, "fill": fit.FILL, "every": fit.EVERY,
             "heldOut": fit.HELD_OUT, "gbPerS": fit.GB_PER_S,
-            "assumed": fit.ASSUMED, "whereFrom": fit.WHERE_FROM,
+            "whereFrom": fit.WHERE_FROM,
             "miss": math.exp(bands.typical_miss()), "compileMinutes": fit.COMPILE_MINUTES,
             "checkpointGb": fit.CHECKPOINT_GB, "savedGb": saved}

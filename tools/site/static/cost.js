@@ -11,7 +11,7 @@
     const size = data.checkpointGb[row.model] / data.gbPerS / 60;
     const steps = Math.floor(tokens / row.stepTokens);
     const validations = Math.floor(steps / data.every) + 2;  // the first and the last step's, too
-    const saves = Math.floor(steps / data.saveEvery[row.model]) + 1;
+    const saves = Math.floor(steps / row.saveEvery) + 1;
     const work = validations * data.heldOut * row.length * data.fill * row.forward;
     const minutes = {
       "download the base": size,
@@ -22,7 +22,7 @@
       "save": saves * data.savedGb[row.model] / data.gbPerS / 60,
       "answer before and after": row.answers};
     const parts = Object.entries(minutes).map(([name, middle]) => {
-      const known = data.assumed[name];  // how far an assumed part may be off; else by tpu_time/bands.py
+      const known = row.assumed[name];  // how far an assumed part may be off; else by tpu_time/bands.py
       const [low, high] = known ?? (row.predicted ? [1 / data.miss, data.miss * row.slowed] : [1, Infinity]);
       const from = known || row.predicted ? data.whereFrom[name] : "at least: no time is predicted";
       return {name, low: middle * low, high: middle * high, from};
