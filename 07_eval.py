@@ -62,7 +62,6 @@ helpers.machine()
 # problems of ours.
 
 # %%
-import math
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -510,6 +509,8 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # <details><summary>Solution</summary>
 #
 # ```python
+# import math
+#
 # p, n, k = 0.3, 5, 2
 # chances = [math.comb(n, c) * p**c * (1 - p)**(n - c) for c in range(n + 1)]
 # unbiased = sum(chance * verilog.pass_at_k(n, c, k) for c, chance in enumerate(chances))

@@ -92,7 +92,7 @@ RECIPES = {"tiny": {
     "epochs": 2.5,             # how often all rows are read
     "sequence_length": 384,    # tokens of a row; longer chats aren't trained
     "rows_per_step": 1,        # a step learns from so many rows; several chats share a row
-    "every": 30,               # steps between two held-out losses, and two checkpoints
+    "every": 30,               # steps between two tests on held-out rows, and two saved states
     "reasoning": "stripped",   # or "kept": an answer's reasoning is trained as its thought
     "dtype": "float32"}}       # of the base: four bytes a number; "bfloat16": two
 RECIPES["e2b"] = RECIPES["tiny"] | {
@@ -333,7 +333,7 @@ if HUB:
 #
 #
 # def numbers(answer, wanted):
-#     """The share of the wanted numbers that stand at their place."""
+#     """The share of the wanted numbers that are in the right place."""
 #     due, given = re.findall(r"\d+", wanted), re.findall(r"\d+", answer)
 #     return sum(one == other for one, other in zip(due, given)) / max(1, len(due))
 #

@@ -358,7 +358,7 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # - Only five of the programs are whole training steps, and four of these come from one author.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
 #   whole run they took longer than we predict ([the
-#   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/README.md#how-fast-and-how-do-you-know)). If ours do,
+#   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/STATUS.md#what-does-a-range-mean)). If ours do,
 #   too, expect the lower end of our tokens per second, or a little less. (The ratio of the two wouldn't suffer.)
 # - The test [isn't blind](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off),
 #   and the programs were measured with earlier compilers than ours.

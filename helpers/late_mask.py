@@ -156,8 +156,8 @@ def draw_runs(runs: pd.DataFrame) -> Figure:
         ax.barh(place, 100 * share, color=style.SKY)
         percents = 100 * of_mask.share
         if len(of_mask) > 1:
-            places = [place] * len(of_mask)
-            ax.plot(percents, places, "o", color=style.BLUE)
+            spread = np.linspace(-0.2, 0.2, len(of_mask))  # equal ones would hide each other
+            ax.plot(percents, place + spread, "o", color=style.BLUE)
         furthest = percents.max()
         label = f"  {share:.0%} pass, loss {loss:.3f}"
         ax.annotate(label, (furthest, place), va="center")

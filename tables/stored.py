@@ -16,8 +16,8 @@ TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
 ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
 
 
-# Optimizer steps between two checkpoints of the 31B, where writing one may take minutes. On Kaggle's
-# v5e-8 others needed 43 s for one with an eighth of our numbers (`fit.SLOW_DISKS`).
+# Optimizer steps between two checkpoints of the 31B, where writing one may take minutes: on
+# Kaggle's v5e-8 others needed 43 s for an eighth of our numbers (`fit.SLOW_DISKS`).
 SELDOM_SAVED = {"v5e-8": 600}
 
 

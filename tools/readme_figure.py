@@ -206,7 +206,12 @@ def _draw_bar(sheet: Sheet, bar: Bar, y: float, scale: float) -> None:
 # ── The free road: how long each page takes ──
 BUDGET = 8.5  # hours of Kaggle's nine that the launcher uses
 TRY_MINUTES = 60  # that a server gets to start, before the session tries another way
-KINDS = {"measured": "green-solid", "predicted": "blue", "computed": "blue", "assumed": "gray-solid"}
+KINDS = {
+    "measured": "green-solid",
+    "predicted": "blue",
+    "computed": "blue",
+    "assumed": "gray-solid",
+}
 # What a page does, where the drawing stands before the table of pages.
 DOES = {"03": "train", "04": "merge", "05": "serve", "06": "benchmark", "07": "judge"}
 NAMES_WIDE = 134  # of the drawing, where these names stand

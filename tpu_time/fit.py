@@ -82,9 +82,9 @@ ANSWER_OVER_FLOOR = 3.0
 STEP_FLOPS = {"NONE": 4, "BLOCK": 6, "DECODER": 6}
 
 
-# GB/s at which a checkpoint is written if the disk is as slow as others report. On Kaggle theirs took
-# 43 s and held 0.76 GB: adapters of rank 32 on q, o and down of 30 layers, Adam's two moments, and
-# the adapters once more in bfloat16 (damsolanke/gemma4-swe-kit, 401aa98: examples/tpu/README.md).
+# GB/s at which a checkpoint is written if the disk is as slow as others report. On Kaggle theirs
+# took 43 s and held 0.76 GB: adapters of rank 32 on q, o and down of 30 layers, Adam's two moments,
+# and the adapters once more in bfloat16 (damsolanke/gemma4-swe-kit, 401aa98: examples/tpu).
 SLOW_DISKS = {"v5e-8": 0.76 / 43}
 
 # Nobody has timed what a run does beside its steps, so each of these parts has a range of its own:
