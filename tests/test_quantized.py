@@ -57,6 +57,31 @@ def loss_and_gradients(model, mesh):
                 adapters, frozen)
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (2, 2)])
+def test_a_stored_matrix_travels_as_int8(shape):
+    """It was dequantized first, and then twice as many bytes went over the links (LOG, 2026-11-29)."""
+    config = gemma.config_from_hf(TINY, dtype="float32")
+    mesh = gemma.make_mesh(config, shape)
+    model = quantized.load_base(TINY, config, mesh, "int8")
+    model = gemma.inject_lora(model, 4, 8.0, mesh, provider=quantized.provider("int8", 4, 8.0))
+    rows = train.Batch(**train_driver.examples(4, 64, vocab=1_200))
+    graph, adapters, frozen = nnx.split(model, nnx.LoRAParam, ...)
+    loss_fn = train.make_loss(63)
+    step = jax.jit(jax.value_and_grad(
+        lambda adapters, frozen: loss_fn(nnx.merge(graph, adapters, frozen), rows)[0]))
+    with mesh:
+        text = step.lower(adapters, frozen).compile().as_text()
+
+    vocabulary = config.num_embed
+    sizes = {"s8": 0, "f32": 0}  # of the largest array that is gathered, but for the embeddings
+    for dtype, dimensions in re.findall(r"= (s8|f32)\[([\d,]+)\]\S* all-gather\(", text):
+        numbers = [int(number) for number in dimensions.split(",")]
+        if vocabulary not in numbers:
+            sizes[dtype] = max(sizes[dtype], math.prod(numbers))
+    assert sizes["s8"] >= config.embed_dim * config.hidden_dim // shape[1]
+    assert sizes["f32"] < sizes["s8"]
+
+
 @pytest.fixture(scope="module")
 def unquantized():
     return loss_and_gradients(*with_adapters("bfloat16"))
