@@ -274,7 +274,7 @@ checks.save(helpers.run_dir("setup.json"), results,
 #
 # <details><summary>Solution</summary>
 #
-# A v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (28.0). On a v5p-32, downloading and compiling take as long as on
+# A v5p-8 (22.5 USD at most), a v6e-8 (24.0) and a v5e-8 (22.6). On a v5p-32, downloading and compiling take as long as on
 # a v5p-8, and every hour costs four times as much. But the table leaves out installing, merging and copying, so 30
 # dollars may not buy a whole run. Start with a short one (`max_steps` in 03).
 #

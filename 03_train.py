@@ -41,7 +41,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), a v6e-8 (8 chips, 31.25 GiB each) or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in a bucket (`gs://…`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 1.07 to 2.92 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
+# | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 0.83 to 2.35 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
 
 # %% [markdown]
 # ## Before we start
@@ -366,7 +366,7 @@ pictures.memory_table(held)
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
-evaluate = train.jit_eval_step(model, loss_fn)
+evaluate = train.jit_eval_step(model, loss_fn, mesh)
 log_file = helpers.run_dir("train", "log.jsonl")
 run = train.Run(
     train_step=compiled, frozen=frozen, dataset=dataset, mesh=mesh,

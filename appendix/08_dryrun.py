@@ -326,8 +326,8 @@ pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) has fields for your own
 # numbers.
 #
-# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 (about as many real ones as in the
-# published batch), but 32,768 on a v5p-32 and only 4,096 on a v5e-8. No run has shown what that does to the 31B.
+# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 or v5e-8 (about as many real ones
+# as in the published batch), but 32,768 on a v5p-32. No run has shown what that does to the 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #

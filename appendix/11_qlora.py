@@ -93,11 +93,13 @@ figures.draw_answer(steps)
 # that we know of, so the bars also differ in rows and recomputing.) With NF4, the half byte, you pay in time, because
 # each weight has to be unpacked before it's multiplied.
 #
-# The loop surprised us: with it, int8 doesn't fit, so there you'd set `rows_per_step=1`. NF4 leaves room for the loop,
-# by our estimate. Nobody has run any of these steps.
+# The loop surprised us. With it, the compiler still builds the int8 step, and plans 15.0 of 15.75 GiB for it. But what it
+# reports afterward adds up to 16.5, so we don't count on it, and there you'd set `rows_per_step=1`. NF4 leaves room for
+# the loop, by our estimate. Nobody has run any of these steps.
 #
-# **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte fits only with one row
-# (compiled). Either way, the chips cost less than a third of a v5p-8.**
+# **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte surely fits with one row
+# (compiled). An hour of these four chips costs less than a third of an hour of a v5p-8, but a step takes about four times
+# as long per token (predicted).**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a format costs in quality, and first we learned how easily you

@@ -94,7 +94,8 @@ E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="10
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
              loss="1024", base_dtype="nf4")
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8")
-FREE = replace(INT8, topology="v5e-8", micro_batches=1, micro_batch=2)  # Kaggle lends that slice
+FREE = replace(INT8, recipe="int8, mesh (4, 2), DECODER remat", topology="v5e-8", mesh="4x2",
+               micro_batches=1, micro_batch=4)  # Kaggle lends that slice
 ELSEWHERE = [
     replace(E2B, topology="v6e-1"),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-1", remat="DECODER"),
@@ -116,14 +117,15 @@ ELSEWHERE = [
     replace(NF4, topology="v5e-1", size="e4b", micro_batches=4),
     replace(INT8, topology="v6e-1", size="12b", micro_batches=4),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-8", size="12b", micro_batches=1,
-            micro_batch=8, remat="DECODER")]
+            micro_batch=8, remat="DECODER"),
+    replace(E2B, recipe="ours, DECODER remat", topology="v6e-1", size="e4b", remat="DECODER")]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
 # What 03 takes where a slice is meant for a size (`stored.settings_here`), and mesh (8, 1).
 AS_03_RUNS = [OURS, ROWS, FREE,
               *(recipe for recipe in ELSEWHERE
-                if recipe.base_dtype == "bfloat16" and recipe.size != "12b")]
+                if recipe.base_dtype == "bfloat16" and recipe.size in ("31b", "e2b"))]
 
 
 def real_tokens(recipe: Recipe) -> float:

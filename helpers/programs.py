@@ -158,7 +158,7 @@ def lower(
             first_state = train.jit_optimizer_state(optimizer, state.opt_state)
             return first_state.lower(state.adapters)
         batch = train.abstract_batch(shapes.evaluation, mesh)
-        evaluate = train.jit_eval_step(model, loss_fn)
+        evaluate = train.jit_eval_step(model, loss_fn, mesh)
         return evaluate.lower(state.adapters, frozen, batch)
 
 

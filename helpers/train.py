@@ -606,6 +606,14 @@ GATHERS_BESIDE = {
 }
 
 
+# By default the scheduler works on several layers at once, as long as the chip has room for it: on
+# mesh (4, 2) of a v5e-8 it plans 15.4 of 15.75 GiB for the 31B's int8 step, and 10.5 with these.
+LESS_AT_ONCE = {
+    "xla_tpu_scheduler_percent_shared_memory_limit": 50,
+    "xla_jf_rematerialization_percent_shared_memory_limit": 75,
+}
+
+
 def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     """The options that a TPU's compiler gets for the step on this mesh; None if it gets none."""
     first_device = mesh.devices.flat[0]
@@ -616,15 +624,25 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     only_fsdp = mesh.size > 1 and mesh.shape["fsdp"] == mesh.size
     if chip in ("v5e", "v5p", "v6e") and only_fsdp:
         options |= GATHERS_BESIDE
+    if _is_short_of_memory(mesh):
+        options |= LESS_AT_ONCE
     if not options:
         return None
     return options
 
 
-def jit_eval_step(model: nnx.Module, loss_fn: Loss) -> Any:
+def _is_short_of_memory(mesh: Mesh) -> bool:
+    """Does a mesh have chips so small that its compiler gets `LESS_AT_ONCE`?"""
+    first_device = mesh.devices.flat[0]
+    is_small = chip_of(first_device.device_kind) == "v5e"
+    return is_small and mesh.shape["fsdp"] > 1 and mesh.shape["tp"] > 1
+
+
+def jit_eval_step(model: nnx.Module, loss_fn: Loss, mesh: Mesh) -> Any:
     """`make_eval_step`, to be compiled: the program that 03 runs and that 08 compiles for a TPU."""
     eval_step = make_eval_step(model, loss_fn)
-    return jax.jit(eval_step)
+    options = LESS_AT_ONCE if _is_short_of_memory(mesh) else None
+    return jax.jit(eval_step, compiler_options=options)
 
 
 def _shardings_of(tree: Tree) -> Tree:

@@ -18,7 +18,7 @@ ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
 
 # Optimizer steps between two checkpoints of the 31B, where writing one may take minutes: on
 # Kaggle's v5e-8 others needed 43 s for an eighth of our numbers (`fit.SLOW_DISKS`).
-SELDOM_SAVED = {"v5e-8": 600}
+SELDOM_SAVED = {"v5e-8": 300}
 
 
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:

@@ -41,7 +41,7 @@ def lowered(folder):
     ids = jax.ShapeDtypeStruct((4, 128), jnp.int32)
     count = jax.ShapeDtypeStruct((4,), jnp.int32)
     with mesh:
-        evaluation = train.jit_eval_step(model, loss).lower(
+        evaluation = train.jit_eval_step(model, loss, mesh).lower(
             state.adapters, frozen, train.abstract_batch((ROWS, 1, LENGTH), mesh))
         loop = gemma.answer_program(base, mesh, 64, [1])
         answers = loop.lower(nnx.state(base), ids, count, count)

@@ -129,11 +129,12 @@ def test_a_token_of_an_answer_is_no_faster_than_the_weights_are_read(topology, f
     assert floor < min(tokens) <= max(tokens) < 0.025
 
 
-def test_machines_says_what_is_compiled_of_the_12b():
+def test_machines_says_what_is_compiled_of_the_12b_and_the_e4b():
     text = (ROOT / "docs/MACHINES.md").read_text(encoding="utf-8")
-    for topology, base_dtype in (("v6e-1", "int8"), ("v5e-8", "bfloat16")):
-        row = stored.compiled_fit(topology, "12b", base_dtype, 2_048)
-        least, most = fit.of_row(topology, "12b", row).speeds()
+    for topology, size, base_dtype in (
+            ("v6e-1", "12b", "int8"), ("v5e-8", "12b", "bfloat16"), ("v6e-1", "e4b", "bfloat16")):
+        row = stored.compiled_fit(topology, size, base_dtype, 2_048)
+        least, most = fit.of_row(topology, size, row).speeds()
         gib = f"{float(row['hbm_gib']):.1f} of {float(row['limit_gib']):.1f}"
         line, = (line for line in text.splitlines() if f"{base_dtype} |" in line and gib in line)
         assert f"{least:,.0f} to {most:,.0f}" in line

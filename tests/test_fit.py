@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, load, program
 
 from helpers import quantized
-from tables import hardware, stored
+from tables import architecture, hardware, stored
 from tpu_time import bands, fit
 
 pytestmark = pytest.mark.laboratory
@@ -31,7 +31,9 @@ def test_the_estimate_is_within_ten_percent_of_the_compiler(name, model, row):
     dtype = row.get("base_dtype") or "bfloat16"
     base, adapters = fit.held(model, fsdp, tp, dtype)
     if dtype == "bfloat16":
-        assert base + adapters == pytest.approx(float(row["args_gib"]), rel=0.005)
+        unused = architecture.parameters(fit._config(model))["unused"]  # no argument of the step
+        assert base + adapters - 2 * unused / 2**30 == pytest.approx(
+            float(row["args_gib"]), rel=0.005)
     parts = fit.estimate(model, fsdp, tp, dtype, row["remat"], int(row["micro_batch"]),
                          int(row["sequence_length"]))
     assert sum(parts.values()) == pytest.approx(float(row["hbm_gib"]), rel=fit.SPARE)
@@ -62,10 +64,10 @@ def test_quantized_weights_take_what_their_bits_say():
     ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
     ("v6e-8", "31b", 2048, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 4}),
     ("v5p-8", "31b", 1024, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 2}),
-    ("v5e-8", "31b", 2048, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
-                            "base_dtype": "int8", "checkpoint_every": 600}),
-    ("v5e-8", "31b", 4096, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
-                            "base_dtype": "int8", "checkpoint_every": 600}),
+    ("v5e-8", "31b", 2048, {"mesh": (4, 2), "remat": "DECODER", "rows_per_device": 1,
+                            "base_dtype": "int8", "checkpoint_every": 300}),
+    ("v5e-8", "31b", 4096, {"mesh": (4, 2), "remat": "DECODER", "rows_per_device": 1,
+                            "base_dtype": "int8", "checkpoint_every": 300}),
     ("v5e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
     ("v6e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "NONE", "rows_per_device": 1}),
     ("v5e-4", "31b", 4096, {}), ("", "31b", 4096, {})])
@@ -274,7 +276,7 @@ def test_on_kaggle_saving_takes_no_longer_than_by_others_slow_disk():
     """43 s stood there for one of our checkpoints, which holds eight times what theirs did."""
     step = fit.best_fit("v5e", 8, "31b", "int8", 2_048)
     cost = fit.run_cost(step, 10_000 * 922, 1.0)
-    checkpoints = int(10_000 * 922 / fit.step_tokens(step)) // 600 + 1
+    checkpoints = int(10_000 * 922 / fit.step_tokens(step)) // 300 + 1
     theirs = 4 * 3 * 54.5e6 + 2 * 54.5e6  # bytes: float32 with two moments, and bfloat16
     ours = 12 * fit.adapter_parameters("31b")
     _, most = cost["ranges"]["save"]

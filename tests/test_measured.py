@@ -88,8 +88,8 @@ def a_run(folder):
     """The files that pages 02 to 07 leave, with numbers that are made up."""
     texts = {
         "times.json": {"seconds": {"03_train": 100.0}},
-        "train/machine.json": {"device_kind": "TPU v5 lite", "mesh": [2, 4], "micro_batches": 1,
-                               "micro_rows": 2, "sequence_length": 2048, "remat": "DECODER",
+        "train/machine.json": {"device_kind": "TPU v5 lite", "mesh": [4, 2], "micro_batches": 1,
+                               "micro_rows": 4, "sequence_length": 2048, "remat": "DECODER",
                                "held_gib_per_device": 5.0, "peak_bytes_in_use": 2**33,
                                "load_seconds": 30.0, "compile_seconds": 200.0},
         "train/recipe.json": a_recipe(rank=64, dtype="bfloat16", base_dtype="int8").to_json(),

@@ -59,7 +59,7 @@ def loss_and_gradients(model, mesh):
 
 @pytest.mark.parametrize("shape", [(4, 1), (2, 2)])
 def test_a_stored_matrix_travels_as_int8(shape):
-    """It was dequantized first, and then twice as many bytes went over the links (LOG, 2026-11-29)."""
+    """It was dequantized first, so twice as many bytes went over the links (LOG, 2026-11-29)."""
     config = gemma.config_from_hf(TINY, dtype="float32")
     mesh = gemma.make_mesh(config, shape)
     model = quantized.load_base(TINY, config, mesh, "int8")

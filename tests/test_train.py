@@ -333,6 +333,18 @@ def test_the_step_computes_the_same_on_either_mesh_and_with_its_constraints(tiny
 # ── Log, checkpoints, resume ──
 
 
+@pytest.mark.parametrize(("kind", "shape", "expected"), [
+    ("TPU v5 lite", (4, 2), train.LESS_AT_ONCE), ("TPU v5 lite", (8, 1), train.GATHERS_BESIDE),
+    ("TPU v5 lite", (1, 4), None), ("TPU v5", (1, 4), train.LARGE_TILES),
+    ("TPU v5", (4, 1), train.LARGE_TILES | train.GATHERS_BESIDE), ("TPU v6 lite", (2, 4), None),
+    ("cpu", (2, 2), None), ("TPU v5 lite", (1, 1), None)])
+def test_the_compilers_options_by_chip_and_mesh(kind, shape, expected):
+    devices = np.full(shape, SimpleNamespace(device_kind=kind))
+    mesh = SimpleNamespace(devices=devices, size=devices.size, shape=dict(zip(
+        ("fsdp", "tp"), shape, strict=True)))
+    assert train.compiler_options(mesh) == expected
+
+
 def test_a_step_that_does_not_fit_is_refused(bfloat16, monkeypatch):
     run = bfloat16
     held = train.memory_of(run.compiled, run.state, run.frozen)

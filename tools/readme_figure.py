@@ -405,7 +405,7 @@ def published_step() -> tuple[float, float]:
 
 def free_numbers() -> dict[str, str]:
     """Memory, speed and minutes of 03 on Kaggle's free v5e-8, and the hours of its session."""
-    step = fit.will_it_fit("v5e", 8, "31b", "int8", "DECODER", row_length=2_048)
+    step = fit.best_fit("v5e", 8, "31b", "int8", row_length=2_048)
     assert step.compiled and step.speed
     tokens = fit.step_tokens(step)
     steps_of_a_run = int(RUN_TOKENS / tokens)

@@ -48,8 +48,9 @@ for _name, _piece in hardware.SLICES.items():
 SMALL = ("e2b", "e4b")  # models that one chip may hold
 # The upper end of a time also counts links that are slow: waiting for them takes so many times as
 # long. Others' gathers over the eight chips of a v5e-8 took 2.3 times what our model said at first.
-# It has their speed now, but 03's mesh gathers over groups of two and of four of these chips, and
-# nobody has timed that. On the four chips of a v5e-4 others have. We know of no timing on a v6e-8.
+# It has their speed now, but 03's mesh gathers over groups of four of these chips and adds up over
+# two, and nobody has timed that. On the four chips of a v5e-4 others have. We know of no timing on
+# a v6e-8.
 SLOW_LINKS = {"v5e-8": 2.3}
 # GiB of a chip that the compiler's plan names although it makes no program, since the step doesn't
 # fit: 03's step of the 31B with two rows of 2,048 tokens (LOG, 2026-11-26).
