@@ -100,7 +100,7 @@ ASSUMED = {
     # Nothing if all of it happens beside the steps. On slow disks it's more (`assumed_of`).
     "save": (0.0, 1.5),
     # The whole programs predict 12 to 14 ms a token on a v5p-8, for which we count 17, 7 to 9 on a
-    # v6e-8, for which we count 14, and 8 to 11 on a v5e-8 with an int8 base, for which we count 15.
+    # v6e-8, for which we count 14, and 12 to 17 on a v5e-8 with an int8 base (we count 15).
     # (A v5p-32 is worse: 39 to 41 ms on mesh (16, 1), for which we count 4. That's a minute a run.)
     "answer before and after": (0.5, 2.0),
 }
