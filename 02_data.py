@@ -127,7 +127,8 @@ print(json.dumps(counter, indent=2, default=str)[:1_500].replace("\\n", "\n"))
 # - **We replace CodeV-R1's system text**, which asks for those tags. So the model knows only our sentence, and every
 #   later request has to begin with it.
 #
-# **Which of these answers would you train on?** Decide before you run the cell.
+# (A *fence* is a line of three backticks, before and after code.) **Which of these answers would you train on?** Decide
+# before you run the cell.
 
 # %%
 code = "module m;\nendmodule"
@@ -363,7 +364,7 @@ print(f"wrote {helpers.run_dir('data')}")
 # Your rows may have any of [these four
 # forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file). One trap: if your columns are called
 # `prompt` and `response`, your rows are taken for CodeV-R1's, and we keep only answers that hold one fenced Verilog
-# module. (A *fence* is a line of three backticks, before and after the code.) So rename `response` to `completion`.
+# module. So rename `response` to `completion`.
 #
 # **Any chat that ends with an answer can be trained on.**
 #

@@ -231,9 +231,14 @@ style.fold_source("token_losses: the loss of the trained tokens", train.token_lo
 
 # %% [markdown]
 # **What does a gradient do to the adapters?** That's up to the optimizer. We use Optax's AdamW: Adam, which also pulls the
-# adapters toward zero a little. It keeps two running averages for every trained number, its *moments*, and each step
-# multiplies the second one by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink. Optax keeps
-# the moments in the type of the numbers that they belong to. That's why A and B are float32, whatever the base is.
+# adapters toward zero a little. It keeps two running averages for every trained number, its *moments*.
+#
+# <details><summary><b>Why are A and B float32, whatever the base is?</b></summary>
+#
+# Each step multiplies the second moment by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink.
+# And Optax keeps the moments in the type of the numbers that they belong to.
+#
+# </details>
 
 # %%
 rows_per_step = micro_batches * micro_rows
@@ -293,11 +298,10 @@ held_by = programs.by_mesh(tiny, train.Settings(rank=16))
 pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
-# The base is cut along both axes, so a device holds the same share of it on any mesh. But each of an adapter's two
-# matrices is cut along one axis only. The one that touches the heads or the MLP's columns is cut along `tp`, the other
-# along `fsdp`. In `q_einsum` the heads come out, so B is cut along `tp` and A along `fsdp`. In `down_proj` the MLP's
-# columns go in, so it's the other way round. The matrix that's cut along `tp` is nearly always the larger of the two.
-# With `tp=1` nothing cuts it, so every device holds it whole. That's why the adapters take the most memory there.
+# The base is cut along both axes, so a device holds the same share of it on any mesh. The adapters take the most memory
+# with `tp=1`. Why? Each of their two matrices is cut along one axis only: the one that touches the heads or the MLP's
+# columns along `tp`, the other along `fsdp`. The first is nearly always the larger one, and with `tp=1` nothing cuts it.
+# (In `q_einsum` that's B, because the heads come out. In `down_proj` it's A, because the columns go in.)
 #
 # **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
 #

@@ -15,8 +15,9 @@
 #
 # # 06 · How fast is it, and how fast could it be?
 #
-# How many people can use the server of notebook 05 before they notice each other? We time one request, then many, and
-# find the rate at which a queue begins. We also show what physics would allow, and what a token costs.
+# How many people can use the server of notebook 05 before they notice each other? In our stored run the tiny model's
+# server, on two CPU cores, held a promise at 59 requests a second. We time one request, then many, and find the rate at
+# which a queue begins. We also show what physics would allow, and what a token costs.
 #
 # | | |
 # |---|---|
@@ -131,7 +132,7 @@ if doubt:
 
 # %% [markdown]
 # Orange is the **time to first token** (TTFT, as in 05): prefill. Blue is the rest of the answer, with a white line for
-# each piece that arrived. Its mean step is the **time per output token** (TPOT): decode.
+# each piece that arrived. Divide the blue part by the tokens in it, and you have the **time per output token** (TPOT): decode.
 #
 # **A user waits twice: once for the first token, then a little for each further one.**
 #
@@ -311,7 +312,7 @@ style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of 
 
 # %% [markdown]
 # The floor counts the queue of that run's arrivals, too. It stays flat as long as even a perfect machine would have no
-# queue, and all at once it jumps. **Is anything faster than its
+# queue. At the last point, where all requests come at once, it jumps. **Is anything faster than its
 # floor?** That would be a mistake in our measurement.
 
 # %%
@@ -337,7 +338,7 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
 #
 # ### Can anybody be faster than the hardware?
 # Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point.
+# chips and on two H100s, with 30 prompts per point (7 for the longest prompts).
 
 # %%
 published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digitized.csv"), big)

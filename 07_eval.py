@@ -15,8 +15,8 @@
 #
 # # 07 · pass@k that can be believed
 #
-# Is the tuned model better than its base, and how sure can you be? In our stored run 72% of the tuned model's answers
-# pass, and 0% or 64% of the base's: it depends on how you ask. So you'll judge one answer by hand, try to cheat the
+# Is the tuned model better than its base, and how sure can you be? In our stored run 76% of the tuned model's answers
+# pass, and 0% or 61% of the base's: it depends on how you ask. So you'll judge one answer by hand, try to cheat the
 # judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k answers
 # passes.
 #
@@ -232,7 +232,8 @@ for wording, name in ways.one_of_each_wording(plans).items():
     print(f"── {name}\n{shown}\n")
 
 # %% [markdown]
-# Is a reference among the trained answers? We compare the two, without comments, spaces and module names:
+# ### Has the model seen the exam?
+# **Is a reference among the trained answers?** We compare the two, without comments, spaces and module names:
 
 # %%
 rows = np.load(helpers.run_dir("data", "train", "tokens.npy"), mmap_mode="r")
@@ -246,7 +247,10 @@ exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 # proves only that the model has learned these kinds of modules ([02](02_data.ipynb), section 4). And a downloaded base
 # has probably read HDLBits, the public collection of exercises that verilog-eval's problems come from.
 #
-# Now we ask both models everything. Each answer is saved as soon as it arrives, so if you kill this anywhere, the next
+# **Passing an exam that you've read proves nothing, so look before you ask.**
+#
+# ### Ask both models
+# **What if you're interrupted?** Each answer is saved as soon as it arrives, so if you kill this anywhere, the next
 # run asks only for what's missing. `client_of` starts a server, if one is needed, and `answers_of` asks it:
 
 # %%
@@ -311,7 +315,7 @@ exam.draw_answers(strips, "07_answers", where)
 # With n answers of which c pass, there are C(n, k) ways to pick k of them, and C(n-c, k) pick failures only. So pass@k
 # is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
 #
-# **pass@k counts picks, so it needs n answers, not k tries.**
+# **Sample n answers once, at least k of them, and average over every pick of k.**
 #
 # ## 8. How sure are we?
 # **Would a different set of problems have given the same score?** The problems are a sample of what one could ask,
@@ -359,7 +363,7 @@ rival = base_passes[wordings].idxmax()
 print(f"rival: the base by {rival}")
 
 # %% [markdown]
-# Say before you look how the comparison that counts is chosen. The tuned model in its chat minus its rival, both sampled, is the
+# Before you look, say how you'll choose the comparison that counts. The tuned model in its chat minus its rival, both sampled, is the
 # **primary** one. The others are *secondary*. Some problems are harder than others, for both models. So we compare
 # **pairs**: one difference for each problem.
 
@@ -396,14 +400,14 @@ share = np.mean(ceilings["spec-to-rtl"].winnable)
 exam.draw_board(pairs, primary, share, "07_scores", where)
 
 # %% [markdown]
-# **Fix before you look how the one comparison is chosen. All others pay for being many.**
+# **Before you look, fix how you choose the one comparison that counts. All others pay for being many.**
 #
 # ### What did tuning teach?
-# **Which rows of that table tell you?** Three.
+# **Which rows of that table tell you?** Three kinds.
 #
 # - *Both in the trained chat.* If only the base is near zero, then tuning taught it to answer in this chat.
-# - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: seven such
-#   exams at size tiny, of three trainings, gave us +5 to +14 points, and four of the seven, taken alone, could be luck.
+# - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: eight such
+#   exams at size tiny, of three trainings, gave us +5 to +15 points, and four of the eight, taken alone, could be luck.
 # - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill carry
 #   over? Test the wordings that your users will use.
 #

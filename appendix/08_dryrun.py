@@ -217,9 +217,6 @@ figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OUR
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
-# ([Two changes](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#what-made-our-step-faster) have
-# already made our step faster.)
-#
 # **The published step loses time because it computes twice and reads float32. Our step loses most by waiting.**
 #
 # ## 6. Gather weights instead of adding sums
@@ -275,9 +272,9 @@ steps.show(table, SHOWN)
 #
 # </details>
 #
-# How sure is that factor? With *one sigma*, two of three such ranges contain the true value, and with two sigmas nineteen
-# of twenty do, if we miss as we do in section 9. And what you wait for is a whole run, not a step. (The published run
-# took 3.34 hours.)
+# How sure is that factor? One *sigma* is our typical miss in section 9. If we miss here as we do there, a range of one
+# sigma contains the true value two times in three, and one of two sigmas nineteen times in twenty. And what you wait for
+# is a whole run, not a step. (The published run took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -304,15 +301,18 @@ figures.draw_road(steps.road(table), told)
 # **Take the bfloat16 number as the result. No measurement backs int8 products.**
 #
 # ## 8. What can you rent?
-# **Which slice should it be?** Here are section 2's answers for every slice, on the mesh with the most tensor parallelism.
-# How do we know whether a step fits?
+# **Which slice should it be?** Here are section 2's answers for every slice, on the mesh that 03 takes for such rows. How do
+# we know whether a step fits?
 #
 # - *Compiled*: the compiler has built it, and what it reports adds up to less than the chip has.
 # - *Estimated*: nobody has compiled this step, so we add up its parts. It counts as fitting if it leaves a tenth of the
 #   chip free, or three tenths with several micro-batches, because of their loop (section 3).
 # - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
 #
-# On these meshes an int8 *base* saves memory but no time, so we list it only where bfloat16 doesn't fit.
+# An int8 *base* saves memory, and time only where a chip waits for gathered weights. So we list it only where bfloat16
+# doesn't fit. In the table, `rows x length`
+# says how many rows the chips compute at once, and the tokens of a row. `mesh` is `fsdp` by `tp`. *Tight* means that no
+# setting leaves a tenth of the chip free.
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -342,9 +342,10 @@ timed = anchors[anchors.name.str.match("maxtext|tunix")]
 steps.show_timed(timed)
 
 # %% [markdown]
-# And here are all programs. Hollow points don't count: in some the host takes as long as the chip, from others we took a
-# constant of our model, and some hold an operation that we can't price. The *typical miss* is the root mean square of
-# log(predicted / measured) over those that count. That's one sigma, and the range of a ratio has √2 of it.
+# **How large is a typical miss?** Here are all programs. Hollow points don't count: in some the host takes as long as the
+# chip, others we used to set a constant of our model, and some hold an operation that we can't price. The *typical miss*
+# is the root mean square of log(predicted / measured) over those that count. That's one sigma, and the range of a ratio
+# has √2 of it.
 
 # %%
 figures.draw_anchors(anchors)
@@ -355,7 +356,9 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # %% [markdown]
 # **Where should you be careful?**
 #
-# - Only five of the programs are whole training steps, and four of these come from one author.
+# - Only five of the programs are whole training steps, and four of these come from one author. Four of the five ran 11 to
+#   19% faster than we predict, and the published run slower. So misses of one author's programs go together, and a sigma
+#   is a rule of thumb here, not a law.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
 #   whole run they took longer than we predict ([the
 #   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/STATUS.md#what-does-a-range-mean)). If ours do,
@@ -368,7 +371,8 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
 #   more (`tpu_time/compiler.py`). One such number is published, but for a step that our compiler refuses.
-# - Writing: somebody timed a token of the 31B on a v5e-8 in plain JAX. It took 19.9 ms, where our clock says 18.9. For
+# - Writing: somebody timed a token of the 31B on a v5e-8 in plain JAX. It took 19.9 ms, where our clock says 18.9, and a
+#   prompt of 256 tokens 56 to 81 ms, where it says 55. For
 #   the same author's mixture of experts (the 26B-A4B) we predict 15 to 38% too little (`python -m appendix.decode`). If
 #   these counted, the typical miss would be 19% ([why they
 #   don't](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).

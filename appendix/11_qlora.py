@@ -93,13 +93,13 @@ figures.draw_answer(steps)
 # that we know of, so the bars also differ in rows and recomputing.) With NF4, the half byte, you pay in time, because
 # each weight has to be unpacked before it's multiplied.
 #
-# The loop surprised us. With it, the compiler still builds the int8 step, and plans 15.0 of 15.75 GiB for it. But what it
-# reports afterward adds up to 16.5, so we don't count on it, and there you'd set `rows_per_step=1`. NF4 leaves room for
+# The loop surprised us. With it, the compiler still builds the int8 step: its plan has 15.0 of 15.75 GiB. But what it
+# reports after the whole compilation (that can be up to 11% more, see [08](08_dryrun.ipynb)) adds up to 16.5, so we don't
+# count on it. Set `rows_per_step=1` with int8. NF4 leaves room for
 # the loop, by our estimate. Nobody has run any of these steps.
 #
 # **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte surely fits with one row
-# (compiled). An hour of these four chips costs less than a third of an hour of a v5p-8, but a step takes about four times
-# as long per token (predicted).**
+# (compiled). Per token you pay about as much as on a v5p-8, and wait four times as long (predicted).**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a format costs in quality, and first we learned how easily you
@@ -341,7 +341,8 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 #   it doesn't leave the tenth free that we'd like to see. By our estimate, 03's step of the E4B (the next larger model)
 #   doesn't fit in any format. With NF4 and one row a step it does (14.7 GiB, compiled). A v6e-1 has twice the memory.
 #
-# **Quantize if the base doesn't fit. If it fits, a smaller format alone saves no time.**
+# **Quantize if the base doesn't fit. If it fits, a smaller format saves time only where a chip waits for gathered weights:
+# half the bytes travel.**
 #
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #

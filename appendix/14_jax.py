@@ -211,6 +211,8 @@ print(f"rows @ kernel: {product.shape}, {product.sharding.spec}, and nobody aske
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
+# **You choose how arrays are cut; the compiler writes the communication.**
+#
 # ### Which mesh? Heads limit it
 # **How would you cut the 31B for sixteen chips?** With `tp` each chip gets whole attention heads, so `tp` has to
 # divide every head count. A layer of the 31B has 32 query heads. Fifty layers have 16 *KV heads*, the heads of keys
@@ -239,7 +241,7 @@ for chips in (4, 8, 16):
 #
 # </details>
 #
-# **You choose how arrays are cut; the compiler writes the communication. Heads limit `tp`, and `fsdp` grows.**
+# **Heads limit `tp`, and `fsdp` grows.**
 #
 # ## 5. A model is a structure and a tree
 # **How does a module get into a compiled function?** Such a function takes arrays and returns arrays, but a module is
@@ -295,8 +297,8 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
     print(f"{name}: {fresh:,} bytes of fresh outputs")
 
 # %% [markdown]
-# The difference is the matrix and its bias, at four bytes a number (and a few bytes of bookkeeping). For the 31B it's
-# about the base itself, 14.3 GiB on each of four chips ([03](03_train.ipynb)). The published recipe's step
+# The difference is the matrix and its bias, at four bytes a number (and a few bytes of bookkeeping). For the 31B the
+# difference is roughly the whole base, 14.3 GiB on each of four chips ([03](03_train.ipynb)). The published recipe's step
 # does return it: its fresh outputs take 14.6 GiB (compiled, [08](08_dryrun.ipynb)).
 #
 # ### Why not Tunix's trainer?

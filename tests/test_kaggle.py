@@ -285,7 +285,8 @@ def test_the_nine_hours_add_up_and_the_steps_follow_from_the_compiled_one():
     least, _ = bands.band(count * float(row["seconds_predicted"]) / 60)
     _, most = bands.band(count * slow / 60)
     assert steps == f"{least:.0f} to {most:.0f}"
-    assert f"{waiting:.2f} s of the {float(row['seconds_predicted']):.2f} in the middle" in text
+    middle = float(row["seconds_predicted"])
+    assert f"guess for a step is {middle:.2f} s, and {waiting:.2f} s of that is waiting" in text
 
 
 def test_a_server_waits_for_the_chips_that_the_last_one_still_holds(on, monkeypatch):  # noqa: F811

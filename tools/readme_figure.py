@@ -383,6 +383,7 @@ def step_numbers() -> dict[str, str]:
         "told": f"{told[0]:.0f}", "told_steps": f"{told[1]:.0f}",
         "expect": what_to_expect(least, most, band(ours)),
         "guess_published": f"{theirs:,.0f}",
+        "guess_ours": f"{ours:,.0f}",
         "too_high": " to ".join(f"{share:.0f}" for share in too_high),
         "expected_ours": f"{least:,.0f} to {most:,.0f}",
         "gib_ours": f"{table.hbm_gib['ours']:.1f}",
