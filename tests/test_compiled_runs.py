@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, load
 
-from appendix import steps
+from appendix import recipe_step, steps
 from helpers import gemma, programs, train
 from tables import hardware, stored
 from tpu_time import fit
@@ -138,3 +138,15 @@ def test_machines_says_what_is_compiled_of_the_12b_and_the_e4b():
         gib = f"{float(row['hbm_gib']):.1f} of {float(row['limit_gib']):.1f}"
         line, = (line for line in text.splitlines() if f"{base_dtype} |" in line and gib in line)
         assert f"{least:,.0f} to {most:,.0f}" in line
+
+
+@pytest.mark.parametrize("topology", ["v5e-1", "v6e-1"])
+def test_the_step_of_recipe_py_is_compiled_with_the_settings_of_own_data(topology):
+    case = replace(recipe_step.OWN, topology=topology)
+    assert case in recipe_step.CASES
+    found, = (row for row in steps.stored_rows(recipe_step.STORED)
+              if recipe_step.is_of(case, row | steps.versions()))
+    assert found["fits"] == "True"
+    settings = load("own_data.py", "RECIPES")["e2b"]
+    wanted = settings["rank"], settings["sequence_length"], settings["rows_per_step"]
+    assert (case.rank, case.sequence_length, case.rows_per_step) == wanted
