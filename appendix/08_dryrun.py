@@ -343,7 +343,7 @@ steps.show_timed(timed)
 
 # %% [markdown]
 # **How large is a typical miss?** Here are all programs. Hollow points don't count: in some the host takes as long as the
-# chip, others we used to set a constant of our model, and some hold an operation that we can't price. The *typical miss*
+# chip, some have set a constant of our model, and some hold an operation that we can't price. The *typical miss*
 # is the root mean square of log(predicted / measured) over those that count. That's one sigma, and the range of a ratio
 # has √2 of it.
 
@@ -357,7 +357,8 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # **Where should you be careful?**
 #
 # - Only five of the programs are whole training steps, and four of these come from one author. Four of the five ran 11 to
-#   19% faster than we predict, and the published run slower. So misses of one author's programs go together, and a sigma
+#   19% faster than we predict, and the fifth, an E2B, as we predict. The published run, which isn't among them, was
+#   slower. So misses of one author's programs go together, and a sigma
 #   is a rule of thumb here, not a law.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
 #   whole run they took longer than we predict ([the
