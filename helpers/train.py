@@ -616,8 +616,7 @@ LESS_AT_ONCE = {
 
 def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     """The options that a TPU's compiler gets for the step on this mesh; None if it gets none."""
-    first_device = mesh.devices.flat[0]
-    chip = chip_of(first_device.device_kind)
+    chip = _chip_of_mesh(mesh)
     options: dict[str, Any] = {}
     if chip == "v5p":
         options |= LARGE_TILES
@@ -631,10 +630,15 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     return options
 
 
+def _chip_of_mesh(mesh: Mesh) -> str | None:
+    """Name of a mesh's chips, such as v5e; None for a CPU."""
+    first_device = mesh.devices.flat[0]
+    return chip_of(first_device.device_kind)
+
+
 def _is_short_of_memory(mesh: Mesh) -> bool:
     """Does a mesh have chips so small that its compiler gets `LESS_AT_ONCE`?"""
-    first_device = mesh.devices.flat[0]
-    is_small = chip_of(first_device.device_kind) == "v5e"
+    is_small = _chip_of_mesh(mesh) == "v5e"
     return is_small and mesh.shape["fsdp"] > 1 and mesh.shape["tp"] > 1
 
 

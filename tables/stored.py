@@ -16,9 +16,9 @@ TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
 ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
 
 
-# Optimizer steps between two checkpoints of the 31B, where writing one may take minutes: on
+# {(slice, size): optimizer steps between two checkpoints}, where writing one may take minutes: on
 # Kaggle's v5e-8 others needed 43 s for an eighth of our numbers (`fit.SLOW_DISKS`).
-SELDOM_SAVED = {"v5e-8": 300}
+SELDOM_SAVED = {("v5e-8", "31b"): 300}
 
 
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:
@@ -110,8 +110,8 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
 
     best = min(rows, key=is_too_short)  # among equals, the first
     settings = _settings_of(best, size, row_length)
-    if size == "31b" and slice_name in SELDOM_SAVED:
-        settings["checkpoint_every"] = SELDOM_SAVED[slice_name]
+    if (slice_name, size) in SELDOM_SAVED:
+        settings["checkpoint_every"] = SELDOM_SAVED[slice_name, size]
     return settings
 
 

@@ -1164,7 +1164,7 @@ def test_the_example_of_the_room_runs_from_an_empty_folder(tmp_path):
     assert not (tmp_path / "serve" / "server.json").exists()
 
 
-def test_an_answer_is_read_along_and_a_drafter_is_told_by_place(monkeypatch, capsys):
+def test_an_answer_is_read_along(monkeypatch, capsys):
     """Pieces without text, such as the first one that only names a role, don't count."""
     def piece(text):
         delta = types.SimpleNamespace(content=text)

@@ -330,9 +330,6 @@ def test_the_step_computes_the_same_on_either_mesh_and_with_its_constraints(tiny
             np.testing.assert_allclose(a, b, rtol=0, atol=close)
 
 
-# ── Log, checkpoints, resume ──
-
-
 @pytest.mark.parametrize(("kind", "shape", "expected"), [
     ("TPU v5 lite", (4, 2), train.LESS_AT_ONCE), ("TPU v5 lite", (8, 1), train.GATHERS_BESIDE),
     ("TPU v5 lite", (1, 4), None), ("TPU v5", (1, 4), train.LARGE_TILES),
@@ -343,6 +340,9 @@ def test_the_compilers_options_by_chip_and_mesh(kind, shape, expected):
     mesh = SimpleNamespace(devices=devices, size=devices.size, shape=dict(zip(
         ("fsdp", "tp"), shape, strict=True)))
     assert train.compiler_options(mesh) == expected
+
+
+# ── Log, checkpoints, resume ──
 
 
 def test_a_step_that_does_not_fit_is_refused(bfloat16, monkeypatch):

@@ -608,9 +608,10 @@ def run_cost(
     slowed = 1.0
     if speed is None:
         slowed = fit.slowed
+    assumed = assumed_of(fit)
     ranges = {}
     for part, middle in minutes.items():
-        ranges[part] = _range(fit, part, middle, at_least, slowed)
+        ranges[part] = _range(assumed.get(part), middle, at_least, slowed)
     hours = sum(minutes.values()) / 60
     least = sum(low for low, _ in ranges.values()) / 60
     most = sum(high for _, high in ranges.values()) / 60
@@ -648,22 +649,19 @@ def assumed_of(fit: Fit) -> dict[str, tuple[float, float]]:
 
 def save_every(fit: Fit) -> int:
     """Optimizer steps between two checkpoints, as in 03."""
-    if fit.model == "31b" and fit.slice in stored.SELDOM_SAVED:
-        return stored.SELDOM_SAVED[fit.slice]
-    return SAVE_EVERY[fit.model]
+    usual = SAVE_EVERY[fit.model]
+    return stored.SELDOM_SAVED.get((fit.slice, fit.model), usual)
 
 
 def _range(
-    fit: Fit,
-    part: str,
+    assumed: tuple[float, float] | None,
     middle: float,
     at_least: bool,
     slowed: float,
 ) -> tuple[float, float]:
-    """(least, most) minutes of a part of a run."""
-    assumed = assumed_of(fit)
-    if part in assumed:
-        least, most = assumed[part]
+    """(least, most) minutes of a part of a run, by its entry in `assumed_of` if it has one."""
+    if assumed is not None:
+        least, most = assumed
         return middle * least, middle * most
     if at_least:
         return middle, math.inf
