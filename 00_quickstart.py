@@ -25,7 +25,7 @@
 # | **Needs** | a free Colab CPU; or Linux with Icarus Verilog (`sudo apt-get install iverilog`), Python 3.11 and `./setup.sh train`. No TPU, no GPU |
 # | **Reads** | `assets/tiny_gemma4` (3.65 million parameters), `data/tiny`, `data/tiny_eval` |
 # | **Writes** | nothing that another notebook needs |
-# | **Time and cost** | 3 to 5 minutes to install, once; then about three minutes; free |
+# | **Time and cost** | 3 to 5 minutes to install, once; then two to four minutes, depending on how busy the two cores are; free |
 #
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart the session once.
 
@@ -54,9 +54,9 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What does the base model say?
-# The tiny Gemma 4 has read Verilog files that a program of ours wrote, many of them with a bug, because public code has
-# bugs, too ([09](09_tiny_base.ipynb)). Such a file describes *modules*, which are circuits with named ports. But nobody
-# has taught the model to answer.
+# The tiny Gemma 4 has read Verilog files that a program of ours wrote. We put a bug into many of them, because public
+# code has bugs, too ([09](09_tiny_base.ipynb)). Such a file describes *modules*, which are circuits with named ports.
+# But nobody has taught the model to answer.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. (`optax` is its `torch.optim`,
 # and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in a quarter of an hour](14_jax.ipynb) and
@@ -115,8 +115,9 @@ with helpers.phase(f"{len(requests)} answers of the base"):
 style.side_by_side({"base": before[requests.index(counter)]}, counter)
 
 # %% [markdown]
-# That isn't an answer. It's a continuation: the base has only ever learned which token comes next, so it goes on with the
-# request as if it were a file. (If a request looks finished, a single period may be all that it adds.) What should it have written?
+# That isn't an answer. It's a continuation: the base has only ever learned which token comes next, so it goes on with
+# the request as if it were a file. (This request looks finished, so a single period may be all that it adds.) What
+# should it have written?
 #
 # ```verilog
 # module TopModule (                     // a circuit with this name and these ports:
@@ -137,8 +138,10 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 #
 # ## 2. What does it learn from?
 # **Which tokens should it learn?** Each example in `data/tiny` is a request and a good answer. The model reads both, but
-# if we trained on the request, too, it would learn to write requests. So a *loss mask* marks the answer's tokens. Padding
-# costs work and teaches nothing, so we *pack* several examples into each row of 512 tokens.
+# if we trained on the request, too, it would learn to write requests. So a *loss mask* marks the answer's tokens.
+#
+# All rows of a batch have to be equally long, here 512 tokens, and most examples are much shorter. The rest of a row
+# would be *padding*, which costs work and teaches nothing. So we *pack* several examples into each row.
 
 # %%
 examples = data.clean_all(data.read_rows("data/tiny")[:1_500], "data/tiny").examples
@@ -161,10 +164,11 @@ style.show_tokens(pieces, mask, "00_tokens")
 # %% [markdown]
 # **Everything is read; only the answer is trained.**
 #
-# ## 3. How does it learn? LoRA, in two to three minutes
+# ## 3. How does it learn? LoRA, in about three minutes
 # The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put
-# two thin ones, A and B, and add their product A·B to it. Only A and B, the *adapters*, are trained, and that's LoRA.
-# `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's added.
+# two thin ones, A and B, and add their product A·B to it. Only A and B, the *adapters*, are trained, and that's LoRA
+# (*low-rank adaptation*). `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's
+# added.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -175,8 +179,9 @@ rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_step
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 
 # %% [markdown]
-# The whole optimizer step becomes one compiled program. It computes the loss for the trained tokens only. But the arrays
-# of a compiled program can't change their size, so it has to know how many tokens of a row are trained at most.
+# The whole optimizer step becomes one compiled program. It computes the loss for the trained tokens only, and each row
+# has a different number of them. But the arrays of a compiled program can't change their size. So we tell it the most
+# tokens that are trained in any row.
 
 # %%
 state, frozen = train.start(tuned, optimizer, mesh)  # state: A, B and what the optimizer remembers
@@ -326,7 +331,8 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 # Could the base have written Verilog all along? Yes, if you phrase the request as a comment above the module. But then it
 # makes the mistakes of the files that it has read. [07](07_eval.ipynb) measures what the tuning added to that.
 #
-# Here's the whole series. This page went to the stops with a blue border: up to the adapters, then straight to the judge.
+# Here's the whole series. This page went to the stations with a blue border: up to the adapters, then straight to the
+# judge.
 #
 # ![A chat becomes token ids with a mask, then part of a packed row; LoRA trains A and B, a merge adds them to the weights, a server answers, and a judge simulates](../assets/figures/road.svg)
 #

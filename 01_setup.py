@@ -24,7 +24,7 @@
 # | **Needs** | any machine with Python 3.11; for the 31B a TPU: Kaggle's free one, or one that you rent from Google Cloud |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
-# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h and the one that serves (answers requests) 21.52 USD/h (published rates of May 2026, *on demand*: paid by the hour, and nobody takes the machine away; section 4 rents in other ways) |
+# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h, and the one that serves (answers requests) costs 21.52 USD/h. These are published rates of May 2026, *on demand*: you pay by the hour, and nobody takes the machine away. (Section 4 shows other ways to rent.) |
 
 # %% [markdown]
 # ## Before we start
@@ -55,9 +55,9 @@ helpers.machine()
 # for neural networks), or JAX (Google's array library, which trains the model) may not see its chips. And Icarus Verilog,
 # the simulator that grades the answers in 07, may be missing.
 #
-# What counts as enough depends on the size: `31b` is the model that this series is about, `e2b` (Gemma 4 E2B) is its
-# small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows the environment variable
-# `SIZE`, or else the hardware.
+# What counts as enough depends on the size of the model: `31b` is the model that this series is about, `e2b` (Gemma 4
+# E2B) is its small sister, and `tiny` is a toy that a laptop trains in minutes. `helpers.choose` follows the
+# environment variable `SIZE`, or else the hardware.
 
 # %%
 from dataclasses import asdict, dataclass, replace
@@ -121,9 +121,10 @@ if can_compile:
     print(f"{len(chips)} chips that nobody has to own: {chips[0].device_kind}")
 
 # %% [markdown]
-# Then the product. `ShapeDtypeStruct` is a matrix without memory, like a tensor on PyTorch's `meta` device, and
-# `PartitionSpec("chips")` cuts its first dimension, the rows, over the chips. `lower` turns the function into a graph
-# without running it, and `compile` turns the graph into a program.
+# (JAX calls a v5p chip `TPU v5`.) Then the product. `ShapeDtypeStruct` describes a matrix without storing it, like a
+# tensor on PyTorch's `meta` device, and `PartitionSpec("chips")` cuts the matrix's first dimension, the rows, into one
+# part for each chip. `jit` asks for a function to be compiled, like `torch.compile`. Then `lower` turns the function
+# into a graph without running it, and `compile` turns the graph into a program.
 
 
 # %%
@@ -184,14 +185,16 @@ if can_compile:
 #
 # </details>
 #
-# So what fills the memory of a slice while it trains the 31B? Here are two slices. (03 explains the last two lines of the
-# picture. On the v5p-8 the weights add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
+# So what fills the memory of a slice while it trains the 31B? Here are two slices. (*Rows at once* 4 × 2,048 means that
+# the slice works on four rows of 2,048 tokens at a time. 03 explains the two lines below it. On the v5p-8 the weights
+# add up to 57 GiB instead of 58, because the part that reads images isn't loaded.)
 #
 # ![A v5e-8 has eight chips of 15.75 GiB in two rows of four, a v5p-8 four chips of 95.74 GiB in a square; bars to scale show frozen weights, adapters, activations and free memory](../assets/figures/slice.svg)
 #
-# And which slices will do? We list a slice if section 2's compiler has built a whole training step that fits it. Weights
-# are in *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03 and its download,
-# on demand, for 10,000 examples that average 922 tokens, as in the *published recipe* that this series follows (arXiv 2605.25645).
+# And which slices will do? We list a slice if section 2's compiler has built a whole training step that fits into its
+# memory. Weights are in *bfloat16*, two bytes each, unless the table says *int8*, one byte. The dollars cover all of 03
+# and its download, on demand, for 10,000 examples that average 922 tokens, as in the *published recipe* that this
+# series follows (arXiv 2605.25645).
 
 # %%
 TOKENS = 10_000 * 922  # of the published recipe: examples, and their mean length
@@ -202,11 +205,11 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
 # ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
 #
-# How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. (Not on a
-# v5e-1, where too many of the E2B's operations have no known cost.) The rest is mostly *assumed*, and partly measured by
-# others: nobody has timed downloading, loading, compiling and saving with our code. ([08](08_dryrun.ipynb), section 8,
-# has the speed and hours of every slice.) We'd train the 31B on a v5p-8 and serve it on a v6e-8, as the published recipe
-# did, so that you can compare our numbers with the paper's.
+# How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. (There's
+# none for a v5e-1, because too many of the E2B's operations have no known cost there.) The rest is mostly *assumed*,
+# and partly measured by others: nobody has timed downloading, loading, compiling and saving with our code.
+# ([08](08_dryrun.ipynb), section 8, has the speed and hours of every slice.) We'd train the 31B on a v5p-8 and serve it
+# on a v6e-8, as the published recipe did, so that you can compare our numbers with the paper's.
 #
 # **JAX shows four devices on a v5p-8, and eight on a v6e-8. Why?**
 #
@@ -222,11 +225,11 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # ## 4. How do you get such a machine, and how do you get rid of it?
 # **Do you have to pay at all?** Maybe not. Kaggle lends everybody a v5e-8 for nothing, 20 hours a week and 9 hours at a
 # time (Kaggle's rules in November 2026). You only have to wait for your turn: others waited between 20 minutes and 11
-# hours. The 31B fits there in int8 (compiled), although nobody has run it yet. `scripts/kaggle.sh smoke` tries the
-# machine with the small E2B in about twenty minutes (assumed).
+# hours. By the compiler, the 31B fits there in int8, but nobody has run our code there yet. `scripts/kaggle.sh smoke`
+# tries the machine with the small E2B in about twenty minutes (assumed).
 #
-# If you rent from Google Cloud, `scripts/vm.sh` does it for you. It runs on your laptop and needs `gcloud` (Google's
-# command-line tool), a project with billing, and *quota*, Google's permission to rent such chips.
+# If you rent from Google Cloud, `scripts/vm.sh` does the work for you. It runs on your laptop and needs `gcloud`
+# (Google's command-line tool), a project with billing, and *quota*, Google's permission to rent such chips.
 # ([MACHINES.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md) has both roads, step by step.) The
 # script has four steps: `check`, `create`, `run` and `delete`. Here nothing is rented, and you only see how the first
 # command of each step begins:

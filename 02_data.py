@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
-# | **Reads** | CodeV-R1 and the model's tokenizer from the Hugging Face hub, the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git; tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`; or your own data (section 7) |
+# | **Reads** | 31B and E2B: CodeV-R1 (a set of Verilog questions with answers) and the model's tokenizer, both from the Hugging Face hub, and the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git. Tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`. Or your own data (section 7) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
 # | **Time and cost** | tiny: 10 to 35 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
@@ -100,8 +100,9 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 
 # %% [markdown]
 # The *published recipe* that this series follows (arXiv 2605.25645) trained on CodeV-R1 (Zhu et al. 2025, license CC
-# BY-SA 4.0): specifications of hardware modules, with a reasoning model's answers, kept only if their Verilog can be
-# turned into a circuit. The tiny set has the same columns, but a program wrote it, and broke a few rows on purpose.
+# BY-SA 4.0). Its rows are specifications of hardware modules, with answers by a reasoning model. An answer was kept
+# only if its Verilog can be turned into a circuit. The tiny set has the same columns, but a program wrote it, and broke
+# a few rows on purpose.
 #
 # Our running example is an up-down counter. 07's benchmark asks for one, so we don't train on that request. Here's a
 # sibling:
@@ -214,9 +215,10 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 # %% [markdown]
 # <details><summary>And in a chat with several answers, or with tools?</summary>
 #
-# Every answer is trained, with one flaw. Whenever a server asks the 31B for an answer, its prompt ends with the empty
-# thought. In our rows only the last answer has it in front of it. The earlier ones are trained as a stored chat has them,
-# without it. (`recipe.py` makes one example of each answer instead.) For tools, see [own data](own_data.ipynb), section 6.
+# Every answer is trained, with one flaw. Whenever a server asks the 31B for an answer, the prompt ends with the empty
+# thought. In our rows only the last answer follows an empty thought. The earlier answers are trained as they stand in a
+# stored chat, without one. (`recipe.py` makes one example of each answer instead.) For tools, see
+# [own data](own_data.ipynb), section 6.
 #
 # </details>
 #
@@ -236,11 +238,11 @@ style.finish(late_mask.draw_both(tokenizer, compared), "02_tokens",
 style.fold_source("published_row: how the recipe counts", late_mask.published_row)
 
 # %% [markdown]
-# Do six tokens matter? We trained the tiny base in three ways, with the same rows, steps and seeds: on the answer, on the
-# prompt as well, and six tokens late. Then 07's judge, a simulator, counted the answers that pass. These answers are
-# *sampled*: each token is drawn by its probability, so fewer pass than of 00's greedy ones. **Which mask does worst, and
-# does its loss give it away?** (The *loss* says how surprised the model is by the tokens that are trained, here in the
-# last ten steps. Lower is better.)
+# Do six tokens matter? We trained the tiny base in three ways, with the same rows, steps and seeds: on the answer, on
+# the prompt as well, and six tokens late. Then 07's judge, a simulator, counted the answers that pass. These answers
+# are *sampled*: each token is drawn by its probability. That's why fewer of them pass than in 00, where the model
+# always took the likeliest token. **Which mask does worst, and does its loss give it away?** (The *loss* says how
+# surprised the model is by the tokens that are trained, here in the last ten steps. Lower is better.)
 
 # %%
 runs = late_mask.read_runs()
@@ -273,12 +275,14 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # <details><summary>Answer</summary>
 #
-# Look at the words that only one of the two has. If they're little more than a width or a name, it's nearly a leak. The
-# counter is the worst case: one training row asks for it in the same words and with the same names, only with 32 bits
-# instead of 16. (00 uses the first 1,500 rows, without that one.) If the words name another task, the two share only
-# phrases. The tiny set has a lot of both, because one program wrote the rows and the exam. So a tiny model that passes
-# has learned these 38 kinds of modules, and we can't say more. In real data it would be an alarm. CodeV-R1's authors did
-# remove rows close to verilog-eval.
+# Look at the words that only one of the two prompts has. If they're little more than a width or a name, it's nearly a
+# leak. The counter is the worst case: one training row asks for it in the same words and with the same names, only with
+# 32 bits instead of 16. (00 uses the first 1,500 rows, without that one.) But if the words name another task, the two
+# prompts share only phrases.
+#
+# The tiny set has a lot of both, because one program wrote the rows and the exam. So a tiny model that passes has
+# learned these 38 kinds of modules, and we can't say more. In real data, so much overlap would be an alarm. CodeV-R1's
+# authors did remove rows close to verilog-eval.
 #
 # </details>
 #
@@ -286,9 +290,10 @@ style.words(pd.DataFrame(data.closest_rows(closest, exams, questions, 4)))
 #
 # ## 5. How long are they, and what do we drop?
 # **Why drop a long example instead of cutting it?** Because a cut one would teach the model to stop in the middle of a
-# module. So where should the limit be? A low limit loses examples. A high limit wastes room: all rows have the same
-# length, so with one example in each, every row is as long as the limit, and the rest of it is padding. *Packing* puts
-# several whole examples into a row. Compare the two columns of real tokens:
+# module. So where should the limit be? A low limit loses examples. A high limit wastes room if each row holds one
+# example: all rows have the same length, so each of them is as long as the limit, and whatever the example leaves free
+# is padding. *Packing* puts several whole examples into a row, so less is left free. In the table, each line is a
+# limit. Compare the two columns of real tokens (the share of tokens that aren't padding):
 
 # %%
 all_ids, all_masks = chat.render_all(tokenizer, chats)
@@ -322,8 +327,8 @@ pd.Series(table, name="rows").map("{:,}".format).to_frame()
 # makes the attention mask from the segment ids, so no example sees its neighbor.
 #
 # Which example goes where? We take them in random order and put each one into the fullest row that still has room for
-# it. That's called *best fit*. **How full would the rows be with one example in each?** (In the lower
-# picture, a color is an example.)
+# it. That's called *best fit*. **How full would the rows be with one example in each?** (In the lower picture, an
+# example is a light part and the dark part of the same color after it.)
 
 # %%
 arrays = packing.pack_parts(parts, all_ids, all_masks, cfg.sequence_length, cfg.seed)
@@ -358,8 +363,9 @@ print(f"wrote {helpers.run_dir('data')}")
 # ## 7. Your own data
 # **Can you bring your own chats?** Yes. [own data](own_data.ipynb) tunes a model on your file, all on one page. To take
 # the file through this whole series instead, set `source` to a file, a folder or a dataset on the hub (`name`,
-# `name:configuration`, `name@revision`), `system` to your own sentence, and `RUN_DIR` to a new folder. Train the E2B on
-# it, not the tiny model: the tiny tokenizer knows little but Verilog, so most chats get too long.
+# `name:configuration`, `name@revision`), and `system` to your own sentence. The environment variable `RUN_DIR` should
+# name a new folder. Train the E2B on your file instead of the tiny model, because the tiny tokenizer knows little but
+# Verilog, so most chats get too long.
 #
 # Your rows may have any of [these four
 # forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file). One trap: if your columns are called

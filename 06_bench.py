@@ -16,8 +16,9 @@
 # # 06 · How fast is it, and how fast could it be?
 #
 # How many people can use the server of notebook 05 before they notice each other? In our stored run the tiny model's
-# server, on two CPU cores, held a promise at 59 requests a second. We time one request, then many, and find the rate at
-# which a queue begins. We also show what physics would allow, and what a token costs.
+# server, on two CPU cores, answered in time at 59 requests a second: the first token came within a second, and each
+# further one within 100 ms. We time one request, then many, and find the rate at which a queue begins. We also show what
+# physics would allow, and what a token costs.
 #
 # | | |
 # |---|---|
@@ -61,7 +62,8 @@ helpers.machine()
 # - The **objective** (SLO, service-level objective) is what you'd promise a user: how many milliseconds the first token
 #   may take at most, and how many each further one.
 #
-# Requests arrive at random moments, whether or not the server is ready. Such a test is an **open loop**.
+# Requests arrive at random moments (as a Poisson process), whether or not the server is ready. Such a test is an **open
+# loop**.
 #
 # <details><summary><b>Why not simulate 30 users who each ask again as soon as they have an answer?</b></summary>
 #
@@ -99,7 +101,7 @@ print(f"regimes: {names}; objective: {cfg.slo[0]} ms to the first token, {cfg.sl
 # **A speed means nothing without a regime and a rate.**
 #
 # ## 2. Where does the time of one request go?
-# Let's first see what a single user gets. We ask the server of 05 for the up-down counter.
+# Before we send many requests, let's see what a single user gets. We ask the server of 05 for the up-down counter.
 
 # %%
 folder, results_in = helpers.run_dir("serve"), helpers.run_dir("bench")
@@ -113,7 +115,7 @@ request = asking.chat_request(counter, system, thinking, model=record.name,
                               max_tokens=record.max_model_len // 2)
 
 # %% [markdown]
-# We send it once to warm up the client, then five times, and draw the run in the middle. **Does most of the
+# We send it once to warm up the client, then five times, and draw the run that takes the median time. **Does most of the
 # time pass before the first token, or after it?**
 
 # %%
@@ -153,17 +155,17 @@ print("vllm", what.replace(" --", " \\\n    --"), "...")
 # <details><summary><b>A prefix cache keeps what a server has computed for earlier prompts. You measure two points with
 # the same seed. What does the second one measure?</b></summary>
 #
-# The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its own, the cache
-# is off, and we read what the server counted as cached.
+# The cache, because the same seed makes the same prompts. So each of our measurements has a seed of its own, and the
+# cache is off. To be sure, we also read how many tokens the server itself counted as cached.
 # </details>
 #
 # **Every measurement gets an idle server, fresh prompts, and no cache.**
 #
 # ## 4. Which rates are worth measuring?
 # **Where does the server stop keeping up?** Only rates near that limit are interesting, so we search for it. A few
-# requests, each **alone**, and two **bursts**, where all requests arrive at once, give a first guess. From there we
-# close in until we know the limit to within 25%. We measure a rate two or three times, as a rule, so you also see how
-# much the machine itself varies.
+# requests, each **alone**, and two **bursts**, where all requests arrive at once, give a first guess. From there we close
+# in on two rates that are at most 25% apart: the server keeps up with one of them, and not always with the other. We
+# measure a rate two or three times, as a rule, so you also see how much the machine itself varies.
 #
 # <details><summary>How does the search choose its rates?</summary>
 #
@@ -186,15 +188,16 @@ if options.chip:
     print(f"that is {hours * machine.dollars_per_hour:.0f} USD")
 
 # %% [markdown]
-# Now we search. Next to each rate you'll see what share of it was delivered. (Each measurement is a file, so if you
-# interrupt the sweep, it continues where it was.)
+# Now we search. Next to each rate you'll see what share of it was delivered, and next to a burst how many requests per
+# second. (Each measurement is a file, so if you interrupt the search, it continues where it was.)
 
 # %%
 measured = sweep(client, options, cfg, results_in)
 
 # %% [markdown]
-# Below, each rate is one row, the median of its repeats. `delivered` says how many requests per second were answered,
-# and `in time` which share of them kept the objective. **p90** is the time that nine requests in ten stayed below.
+# Below, each rate is one row, the median of its repeats. `delivered` says how many requests per second were answered.
+# `in time` is the share of them that kept the objective, both for the first token and for the further ones. **p90** is
+# the time that nine requests in ten stayed below.
 
 # %%
 table = results.rows(measured, cfg.slo, machine.dollars_per_hour)
@@ -241,8 +244,8 @@ for lengths, (last, above) in knees.items():
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's offered. So
-# there, throughput can't tell a fast server from a slow one. A short run doesn't find the knee exactly, so section 8
-# decides what you can promise.
+# there, throughput can't tell a fast server from a slow one. Between the two rates that are printed above there may be
+# some at the limit, about which short runs don't agree. So section 8 decides with a long run what you can promise.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
@@ -270,15 +273,17 @@ style.finish(fig, "06_requests", f"measured, {machine.system}, one repeat of eac
 # longer still, on the very same server. In the lower picture no request would wait longer.
 # </details>
 #
-# Let's count the unanswered requests:
+# Let's count the requests that aren't answered yet, at three moments of each run:
 
 # %%
 for name, run in shown.items():
     quarter, half, end = results.under_way(run)
-    print(f"{name:11}: {quarter} without a whole answer when a quarter was sent, {half} at half, "
-          f"{end} when all were")
+    print(f"{name:11}: {quarter} unanswered when a quarter of the requests was sent, "
+          f"{half} when half of them was, {end} when all were")
 
 # %% [markdown]
+# At an overloaded rate the number grows as long as requests arrive. At the other rate it goes up and down.
+#
 # What do requests wait for? The more answers share a step, the longer each further token takes: **TPOT** grows (blue).
 # Once a step has no room for another prompt, or the cache none for another request (05), newcomers stand in line:
 # **TTFT** grows (orange).
@@ -296,9 +301,8 @@ for name, run in shown.items():
 # - **A queue** has a higher floor. If 30 prompts arrive at once, the median one waits for half of them,
 #   even on a perfect machine.
 #
-# Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by the number
-# of cores. That overstates the CPU a little, so we never call a possible time
-# impossible.
+# Peak and bandwidth of an accelerator are in its data sheet. For a CPU we measure one core and multiply by the number of
+# cores. That overstates the CPU a little, so we never call a possible time impossible.
 
 # %%
 busy = results.while_it_keeps_up(table)
@@ -311,9 +315,9 @@ style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of 
              "each floor is of the prompts that were drawn")
 
 # %% [markdown]
-# The floor counts the queue of that run's arrivals, too. It stays flat as long as even a perfect machine would have no
-# queue. At the last point, where all requests come at once, it jumps. **Is anything faster than its
-# floor?** That would be a mistake in our measurement.
+# This floor includes the queue that the same arrivals would cause on a perfect machine. As long as there would be none,
+# it stays flat. At the last point, where all requests come at once, it jumps. **Is anything faster than its floor?** That
+# would be a mistake in our measurement.
 
 # %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")
@@ -321,7 +325,7 @@ if measured[0].series.speculation:  # a server with a drafter (docs/SERVING.md)
     print("tokens per step, with the drafter:", measured[0].series.speculation)
 
 # %% [markdown]
-# A tiny model stays far above its floor, because the arithmetic is the smallest part of what happens. **What takes
+# A tiny model stays far above its floor, because arithmetic is the smallest part of what its server does. **What takes
 # longer in the 31B's decode step, reading the weights or the arithmetic?**
 
 # %%
@@ -337,8 +341,8 @@ print(f"the 31B on a {v6e8.system}, one decode step: reading all weights takes "
 # could answer several at once and be hardly slower for each.
 #
 # ### Can anybody be faster than the hardware?
-# Floors are most useful for other people's numbers. Here's a published sweep over the 31B, on eight v6e
-# chips and on two H100s, with 30 prompts per point (7 for the longest prompts).
+# Floors are most useful for other people's numbers. The authors of the published recipe measured the 31B at many rates,
+# on eight v6e chips and on two H100s. Each of their points has 30 prompts (7 where the prompts are longest).
 
 # %%
 published = limits.published_floors(pd.read_csv("data/published/qps_sweep_digitized.csv"), big)
@@ -365,7 +369,8 @@ style.finish(fig, "06_published", "read off the figure on p. 15 of the paper's d
 # **The server keeps up with a rate, and nine requests in ten keep the objective. Can you promise that rate?** Not yet,
 # because a short run can't show a queue that grows slowly. So the largest such rate first has to survive one long run
 # (a star below), at least twenty times as long as a request. For the 31B that's ten minutes or more (three or more on a
-# v5e-8). If the rate doesn't hold, we try the next lower one.
+# v5e-8). If the rate doesn't hold, we try the next lower one. (The dashed line shows how many would have kept half the
+# objective, so you see how close it is.)
 
 # %%
 runs = load.confirm(client, options, cfg, results_in, table)
@@ -377,13 +382,16 @@ ax.set_title("\n".join(results.promises(held, table)) or "No rate held: nothing 
 style.finish(fig, "06_promise", f"measured, {machine.system}; medians, range of the repeats")
 
 # %% [markdown]
+# Rates above the knee are out (they're shaded if there's only one regime), even where every request was in time: in a
+# longer run the queue may keep growing.
+#
 # **Promise the largest rate whose long run held the objective.**
 #
 # ### What does a token cost?
 # A machine costs the same whether it works or not. So the more tokens it delivers in an hour, the cheaper each one is.
 
 # %%
-unit = "hours" if math.isnan(machine.dollars_per_hour) else "USD"
+unit = "machine-hours" if math.isnan(machine.dollars_per_hour) else "USD"
 fig, ax = style.figure(7, 3.4)
 draw.price(ax, table, unit, held)
 ax.set_title("More tokens an hour, cheaper tokens")
@@ -435,7 +443,7 @@ client.close()
 # ## Recap
 # - The knee is the largest rate that the server keeps up with. Beyond it, latencies measure the test's length.
 # - A point needs fresh prompts, no cache, and several repeats. A promise and a price need a long run, too.
-# - The floor beside a latency says what's possible, and what can't be true.
+# - The floor tells you what's possible, and which latencies can't be true.
 #
 # What can go wrong: [TROUBLE.md](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md).
 #
@@ -469,9 +477,11 @@ client.close()
 # and here's the median, so the two numbers differ.)
 # </details>
 #
-# 3. **When does a drafter stop paying?** A drafter (05) proposes four tokens, and the model checks them in one step. If
-#    the model accepts two of them, the step yields three tokens, but it costs the arithmetic of five. Up to how many
-#    requests at once, each with 1,024 tokens in its cache, does the 31B's step of section 7 still wait for memory?
+# 3. **When does a drafter stop paying?** A
+#    [drafter](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#a-drafter) proposes four tokens, say, and
+#    the model checks them in one step. If the model accepts two of them, the step yields three tokens (the third is the
+#    model's own), but it costs the arithmetic of five. Up to how many requests at once, each with 1,024 tokens in its
+#    cache, does the 31B's step of section 7 still wait for memory?
 #
 # <details><summary>Solution</summary>
 #

@@ -16,9 +16,9 @@
 # # 07 · pass@k that can be believed
 #
 # Is the tuned model better than its base, and how sure can you be? In our stored run 76% of the tuned model's answers
-# pass, and 0% or 61% of the base's: it depends on how you ask. So you'll judge one answer by hand, try to cheat the
-# judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k answers
-# passes.
+# pass, and 0% or 61% of the base's, depending on how you ask the base. On this page you'll judge one problem by hand, try
+# to cheat the judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k
+# answers passes.
 #
 # | | |
 # |---|---|
@@ -53,9 +53,10 @@ helpers.machine()
 # %% [markdown]
 # ## 1. What's in the exam?
 # **What does one question of this exam look like?** It's three files. A **prompt** asks for a *module*, which is a
-# circuit with inputs and outputs. A **reference**, `RefModule`, is such a module, and it's right. A **testbench**,
-# `tb`, feeds the same signals to the reference and to the model's answer, `TopModule`, and compares their outputs. At
-# the end it prints `Mismatches: X in Y samples`. The simulator is Icarus Verilog.
+# circuit with inputs and outputs. A **reference**, `RefModule`, is a module that does what the prompt asks. A
+# **testbench**, `tb`, feeds the same signals to the reference and to the model's answer, `TopModule`, and compares their
+# outputs. A *sample* is one such comparison, and at the end the testbench prints `Mismatches: X in Y samples`. The
+# simulator that runs all this is Icarus Verilog.
 #
 # E2B and the 31B take NVIDIA's exam, *verilog-eval*, with 156 problems. It comes as two tasks: write a module from a
 # description (*spec-to-rtl*), or complete one whose first lines are given (*code-complete*). The tiny model takes 38
@@ -109,9 +110,9 @@ COUNTER = next(problem for problem in verilog.load_problems("data/tiny_eval")
 print(COUNTER.prompt.strip(), "\n\n" + COUNTER.reference)
 
 # %% [markdown]
-# Here are four answers. The first is right. The second counts the wrong way. The third does, too, but it prints
-# the winning line itself. The last one is prose. **Which of them would pass a judge that searches the output for
-# `Mismatches: 0`?**
+# Here are four answers. The first is right. The second counts the wrong way. The third counts the wrong way, too, but it
+# also prints a line that claims 0 mismatches. The last one is prose. **Which of them would pass a judge that searches the
+# output for `Mismatches: 0`?**
 
 # %%
 RIGHT = COUNTER.right_answer
@@ -124,23 +125,23 @@ display(scores.verdict_table(
 
 # %% [markdown]
 # The first and the third would. verilog-eval's own analyzer is such a judge: it passes any log in which some line says
-# 0 mismatches, whoever printed it. Our judge gave the forger nothing.
+# 0 mismatches, whoever printed it. Our judge saw that the forger counts the wrong way.
 # ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#the-nine-categories-of-an-answer-07) lists
 # all nine verdicts.)
 #
 # **An answer is graded by what it does, never by what it says.**
 #
 # ## 3. A judge that an answer can't talk to
-# **Why not just compile everything together?** Because an answer is untrusted code. In one program with testbench and
-# reference it can print, stop the simulation, read the reference (`good1` in the testbench), or overwrite an input that
-# both share. If you guard against each trick, one day you'll miss one. So here the answer never meets the reference:
+# **Why not just compile everything together?** Because an answer is untrusted code. If it's in one program with testbench
+# and reference, it can print, stop the simulation, read the reference (`good1` in the testbench), or overwrite an input
+# that both share. If you guard against each trick, one day you'll miss one. So here the answer never meets the reference:
 
 # %%
 display(SVG("assets/figures/judge.svg"))
 
 # %% [markdown]
-# First comes the **exam**: the testbench questions the answer alone, and we record what the answer's outputs do. Then
-# comes the **grading**: testbench and reference get the recording in place of the answer.
+# First the answer sits its **exam**: the testbench questions it alone, and we record what its outputs do. Then comes the
+# **grading**, in another program: testbench and reference get the recording in place of the answer.
 #
 # Now cheat. Each line below goes into the *right* counter. **Which of these seven counters pass?**
 
@@ -160,8 +161,8 @@ display(scores.verdict_table(
     {name: verilog.judge(COUNTER, code, quick) for name, code in tricked.items()}))
 
 # %% [markdown]
-# The last two pass, and they should: what a right answer prints or mentions harms nobody. In the exam an answer may
-# open no file, and time, memory and output are limited.
+# The last two pass, and they should: what a right answer prints or mentions harms nobody. In its exam an answer can't open
+# a file, and its time, memory and output are limited.
 # [`tests/hostile`](https://github.com/OWNER/gemma4-on-tpu/blob/main/tests/hostile/README.md) has more than two thousand
 # further attacks, and none passes.
 #
@@ -184,8 +185,8 @@ for ceiling in ceilings.values():
 
 # %% [markdown]
 # Of verilog-eval's 156 problems, 151 can be won on Icarus 11 and 152 on Icarus 12 (measured;
-# [why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#measuring-and-judging-06-07)). Some people
-# dispute five problems, so we give scores with and without those.
+# [why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#measuring-and-judging-06-07)). Some people say
+# that five of the problems are broken, so we give scores with and without those.
 #
 # **Know the ceiling before you read a score.**
 #
@@ -207,8 +208,8 @@ plans = ways.SHORT if cfg.short else ways.LARGE
 style.words(ways.table(plans))
 
 # %% [markdown]
-# `check_model` stops if the model isn't what 04 merged, or isn't asked the way it was trained. The server is 05's, but
-# with the prefix cache on, because several answers share a prompt.
+# What do we ask with? The server is 05's, but with the prefix cache on, because several answers share a prompt.
+# `check_model` stops if the model isn't what 04 merged, or if it isn't asked the way it was trained.
 
 # %%
 merged = helpers.require(helpers.run_dir("merged"), "04_merge.py")
@@ -292,8 +293,9 @@ for label, frame in judged.items():
 display(scores.categories(judged))
 
 # %% [markdown]
-# If a count after the semicolon isn't zero, our limits and rules may have cost a model points. A lot of *no code*
-# means that the model doesn't follow that wording. Now look at every sampled answer:
+# If a count after the semicolon isn't zero, our limits and rules may have changed a model's score. A lot of *no code*
+# means that the model doesn't follow that wording. Now look at every sampled answer. A column is a problem, and a row is
+# a try:
 
 # %%
 main = FIVE.name
@@ -308,19 +310,21 @@ exam.draw_answers(strips, "07_answers", where)
 # **Fix the rules before you see the answers.**
 #
 # ## 7. pass@k without bias
-# **What if you may try k times?** In the picture above a column is a problem, and where it's mixed, another try would
-# help. **pass@k** is the chance that at least one of k answers passes. Say 3 of 5 answers pass. What's pass@2? There
-# are ten pairs, and only the pair of the two failures fails. So it's 0.9.
+# **What if you may try k times?** Where a column of the picture above is mixed, another try would help. **pass@k** is the
+# chance that at least one of k answers passes. Say 3 of 5 answers pass. What's pass@2? There are ten pairs, and only the
+# pair of the two failures fails. So it's 0.9.
 #
-# With n answers of which c pass, there are C(n, k) ways to pick k of them, and C(n-c, k) pick failures only. So pass@k
-# is 1 - C(n-c, k) / C(n, k). That's unbiased: on average it's the truth.
+# In general n answers were sampled, and c of them pass. There are C(n, k) ways to pick k answers (a binomial
+# coefficient), and C(n-c, k) of these ways pick only failures. So we estimate pass@k by 1 - C(n-c, k) / C(n, k). That's
+# unbiased: on average over all samples it's the truth.
 #
 # **Sample n answers once, at least k of them, and average over every pick of k.**
 #
 # ## 8. How sure are we?
-# **Would a different set of problems have given the same score?** The problems are a sample of what one could ask,
-# so we **bootstrap** over them: we draw as many problems as there are, with replacement, and average their scores. We
-# repeat that 10,000 times and keep the middle 95% of the averages. That range is the interval:
+# **Would a different set of problems have given the same score?** The problems are a sample of what one could ask, so we
+# **bootstrap** over them: we draw as many problems as there are, with replacement, and average their scores. (A problem's
+# score is the share of its answers that pass.) We repeat that 10,000 times and keep the middle 95% of the averages. That
+# range is the interval:
 
 # %%
 def bootstrap(values, times=10_000):
@@ -363,9 +367,10 @@ rival = base_passes[wordings].idxmax()
 print(f"rival: the base by {rival}")
 
 # %% [markdown]
-# Before you look, say how you'll choose the comparison that counts. The tuned model in its chat minus its rival, both sampled, is the
-# **primary** one. The others are *secondary*. Some problems are harder than others, for both models. So we compare
-# **pairs**: one difference for each problem.
+# Before you look at any difference, decide which comparison counts. Ours is the tuned model in its chat minus its rival,
+# both sampled. That's the **primary** comparison, and the others are *secondary*.
+#
+# Some problems are harder than others, for both models. So we compare **pairs**: one difference for each problem.
 
 # %%
 primary, *secondary = scores.compared_wordings(plans, rival)
@@ -373,8 +378,9 @@ pairs = scores.pairs_of(runs, [primary, *secondary])
 differences = pairs[primary]["values"]
 
 # %% [markdown]
-# Could that be luck? If the models were equally good, a plus would be as likely as a minus. So we flip the signs at
-# random, up to 100,000 times. **p** is how often the mean then lands at least as far from zero as ours. Six such flips:
+# Could the mean difference be luck? If the models were equally good, each problem's difference could just as well have
+# the other sign. So we flip the signs at random, up to 100,000 times. **p** is how often the mean then lands at least as
+# far from zero as ours. Six such flips:
 
 # %%
 signs = np.random.default_rng(0).choice([-1, 1], (6, len(names)))
@@ -383,12 +389,14 @@ print(f"ours: {100 * differences.mean():+.1f} points; flipped: {flipped.round().
 
 # %% [markdown]
 # If you look at enough comparisons, one of them will look good by chance. So the table raises the p of the secondary
-# ones. If interval and p disagree, the verdict is *at the edge of luck*, which means: not decided.
+# ones. If only one of the two, interval or p, shows a difference, the verdict is *at the edge of luck*, which means: not
+# decided.
 #
 # <details><summary>How is p raised?</summary>
 #
 # By **Holm's** method. It sorts all m p-values, the primary one included. It multiplies the smallest by m, the next by
-# m − 1, and so on. If a product is smaller than the one before it, it's raised to that one.
+# m − 1, and so on. If a product is smaller than the one before it, it's raised to that one. (The primary comparison is
+# judged by its own p, because we chose it beforehand. The intervals aren't widened.)
 # </details>
 
 # %%
@@ -406,15 +414,16 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # **Which rows of that table tell you?** Three kinds.
 #
 # - *Both in the trained chat.* If only the base is near zero, then tuning taught it to answer in this chat.
-# - *The primary row.* If it learned more than to answer, you see it here. Ask again before you believe it: eight such
-#   exams at size tiny, of three trainings, gave us +5 to +15 points, and four of the eight, taken alone, could be luck.
-# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording. Does the skill carry
-#   over? Test the wordings that your users will use.
+# - *The primary row.* If the model learned more than to answer, you see it here. But hold the exam again before you
+#   believe it. We held it eight times at size tiny, with models from three trainings. The difference was between +5 and
+#   +15 points, and four of the eight, taken alone, could be luck.
+# - *Both by `official`, and both by `comment`, greedily.* No training row had either wording, so these rows show whether
+#   the skill carries over. Test the wordings that your users will use.
 #
-# And p knows nothing of another training seed: in [11](11_qlora.ipynb), section 2, ten points with p = 0.002
-# disappeared with two more seeds.
+# And p knows nothing of another training seed. In [11](11_qlora.ipynb), section 2, one seed gives a difference of ten
+# points with p = 0.002, and two other seeds land on the other side of zero.
 #
-# <details><summary>Where may a gain come from, and what would change it?</summary>
+# <details><summary>Where may a gain come from, and what's different at 31B?</summary>
 #
 # The tiny base has read a corpus in which we broke many modules ([09](09_tiny_base.ipynb)). So we think that a gain is
 # mostly a *preference*, for the right one of two versions that it knows. Compare pass@5 in section 8: if the gain gets
@@ -427,8 +436,8 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # **Say what your interval says, and no more.**
 #
 # ## 10. Why did it fail?
-# **What does a wrong answer look like from the inside?** Here's the shortest module of the tuned model that runs and
-# differs:
+# **What does a wrong answer look like from the inside?** Here's the shortest module of the tuned model that runs but
+# doesn't do what the reference does:
 
 # %%
 found = scores.shortest_failure(judged["tuned"], replies["tuned"], main, problems)
@@ -440,8 +449,8 @@ verdict = f"{failed.category}: {failed.detail}"
 print(problem.prompt.strip(), exam.numbered(code), verdict, sep="\n\n")
 
 # %% [markdown]
-# The simulator has recorded its signals, up to the first comparison that fails. A column is a moment, `_ref` is the
-# reference's output, and `_dut` the answer's.
+# The simulator has recorded the signals, up to the first comparison that fails. A column is a moment, `_ref` is the
+# reference's output, and `_dut` (device under test) is the answer's.
 
 # %%
 if waves.exists():  # verilog-eval's testbenches record them; another one may not
@@ -451,8 +460,8 @@ if waves.exists():  # verilog-eval's testbenches record them; another one may no
 
 # %% [markdown]
 # **Which line of the code does it?** Find the lines that write to the output that's named below the table. Put the
-# inputs of the last column (and, if there's a clock, of the ones before) into these lines, and compute by hand. If you
-# get the answer's value, you've found the line. Fix it here, and it should pass.
+# inputs of the last column into these lines, and compute by hand. (If the module has a clock, you need the columns before
+# that, too.) If you get the answer's value, you've found the line. Fix it here, and it should pass.
 # ([TROUBLE](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/TROUBLE.md#a-module-that-runs-and-differs-07) has the
 # usual bugs.)
 
@@ -464,7 +473,8 @@ print(verilog.judge(problem, fixed).category)
 # **Look at one failure before you believe a score.**
 #
 # ## 11. Keep it, and bring your own task
-# **What do you keep?** A summary and a CSV for each model, and one file that compares the two.
+# **What do you keep?** The answers are saved already. Now we add a summary and a CSV for each model, and one file that
+# compares the two.
 
 # %%
 about = {"settings": asdict(cfg) | {"plans": [asdict(plan) for plan in plans]},
@@ -508,7 +518,8 @@ helpers.write_json(helpers.run_dir("eval", "comparison.json"), comparison)
 # </details>
 #
 # 2. **A tempting formula.** Why not estimate pass@k by 1 - (1 - c/n)<sup>k</sup>? Guess whether that's too high or too low
-#    for answers that pass 30% of the time, with n = 5 and k = 2. Then average it over all that five answers can do.
+#    for answers that pass 30% of the time, with n = 5 and k = 2. Then compute its average: c may be 0 to 5, and each has
+#    its probability.
 #
 # <details><summary>Solution</summary>
 #

@@ -17,11 +17,12 @@
 # # Your own chats: a file in, a tuned Gemma 4 out
 #
 # You have questions and answers, and you'd like a Gemma 4 that answers the same way. Bring one file. You'll see what
-# the model learns from it, train, measure whether it's better, and take it home. This page needs none of the others.
+# the model learns from your file, train the model, measure whether it got better, and take it home. You can do all that
+# without reading any of the other pages.
 #
 # | | |
 # |---|---|
-# | **Needs** | a TPU chip for Gemma 4 E2B (Colab's v6e-1 or, with hardly any room, its v5e-1; or Kaggle's v5e-8), or any CPU to rehearse with a tiny model |
+# | **Needs** | to rehearse with a tiny model: any CPU. For Gemma 4 E2B: a TPU (Colab's v6e-1 or Kaggle's v5e-8; Colab's v5e-1 leaves hardly any room) |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
 # | **Time and cost** | tiny: three to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
@@ -30,9 +31,9 @@
 #
 # <details><summary>Colab, Kaggle, and the 31B</summary>
 #
-# A session's disk is lost, so section 7 downloads the adapter. On Colab you can keep everything if you set `RUN_DIR` to
-# a folder on your Drive, in a cell before the first. On Kaggle set it to a folder below `/tmp`, because
-# `/kaggle/working` holds 20 GB only.
+# When a session ends, its disk is wiped, so section 7 downloads the adapter. On Colab you can keep everything: add a cell
+# before the first one, and set the environment variable `RUN_DIR` to a folder on your Drive there. On Kaggle set it to a
+# folder below `/tmp`, because `/kaggle/working` holds 20 GB only.
 #
 # (A v5e-1 or v6e-1 is one TPU chip, a v5e-8 eight of them, and a v5p-8 four larger ones.)
 #
@@ -63,14 +64,17 @@ if not found:
 sys.path.insert(0, str(found[0]))
 import helpers
 helpers.machine(devices=1)
+
 # %% [markdown]
 # ## 1. Your file
 # **What does a file have to look like?** It has one chat per line, for example `{"prompt": "...", "completion":
 # "..."}`, or a list of messages. ([All the
 # forms](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#the-file), also with tools and reasoning.)
-# Three lines are yours to change. `SYSTEM` is a sentence that opens every chat that doesn't bring its own, in training and
-# whenever you ask, so say in it what the model is for. `HELD_OUT` is the share that we don't train on, to test the model
-# with. The example asks for the *ports* of a Verilog module: its inputs and outputs, and how many bits each has.
+#
+# Three lines are yours to change. `FILE` names your file. `SYSTEM` is a sentence that says what the model is for. It
+# opens every chat that has no such sentence of its own, both in training and whenever you ask. `HELD_OUT` is the share of
+# the questions that we don't train on, so that we can test the model with them. If you leave `FILE` empty, you get our
+# example. It asks for the *ports* of a Verilog module: its inputs and outputs, and how many bits each has.
 
 # %%
 FILE = ""        # "chats.jsonl", a dataset on Hugging Face, "upload" on Colab; "": the example
@@ -78,9 +82,9 @@ SYSTEM = ""      # for example "You answer questions about our products."
 HELD_OUT = 0.1   # share of the questions
 
 # %% [markdown]
-# There's a recipe for each size. (The base model stays as it is. Beside each of its matrices we train two thin ones,
-# and their product is added to what the matrix computes. That's *LoRA*.) **Start with the recipe, and change one number
-# at a time.**
+# How do we train? The base model stays as it is. Beside each matrix of its layers we train two thin ones, and we add
+# their product to the matrix. That's *LoRA*. The settings for it are the *recipe*, and there's one for each size of the
+# model. **Start with the recipe as it stands, and change one number at a time.**
 
 # %%
 RECIPES = {"tiny": {
@@ -115,8 +119,8 @@ lengths = [len(ids) for ids, _ in chat.render_chats(tokenizer, rows.chats)]
 own.draw_rows(rows, lengths, options["sequence_length"])
 
 # %% [markdown]
-# A model reads tokens, not letters: pieces of words, and a few control tokens such as `<|turn>`.
-# **Which of these tokens would you train?** Here is one of your chats, of average length.
+# A model reads *tokens*: pieces of words, and a few control tokens such as `<|turn>`, which opens somebody's turn to
+# speak. **Which of these tokens would you train?** Here's one of your chats, of average length.
 
 # %%
 example = rows.chats[own.typical(lengths, options["sequence_length"])]
@@ -127,14 +131,15 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "own_tok
 # %% [markdown]
 # Blue is trained: what the model should write, and the `<turn|>` with which it stops. Gray is only read. So the model
 # learns to answer, and doesn't learn to ask. (· is a space, ↵ a line break. If you see the word `thought`, that's an
-# empty thinking block. It tells some Gemma 4 models to answer right away.) **If you see anything blue that your model
-# should never say, fix your file now.**
+# empty thinking block. It tells some Gemma 4 models to answer right away.)
+#
+# **If you see anything blue that your model should never say, fix your file now.**
 #
 # ## 3. Train
-# **How does it learn?** Only the thin matrices change. Together they're the *adapter*. All of it is in
-# [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy into a project
-# of your own ([03](03_train.ipynb) takes it apart). If the kernel stops, run the page again: training goes on from its
-# newest checkpoint.
+# **How does it learn?** Only the thin matrices change. Together they're the *adapter*. The whole program that trains them
+# is [`recipe.py`](https://github.com/OWNER/gemma4-on-tpu/blob/main/recipe.py), one file that you can copy into a project
+# of your own. ([03](03_train.ipynb) explains how such training works.) If the kernel stops, run the page again, and
+# training goes on from its newest *checkpoint*, the last state that was saved.
 
 # %%
 import recipe
@@ -147,11 +152,12 @@ own.draw_losses(out / "log.txt", blind=len(tokenizer))
 
 # %% [markdown]
 # The *loss* says how surprised the model is by the right answer; lower is better. (It's in *nats*: at 0.7 the right
-# token typically gets half of the probability.) The dotted line is a blind guess among all tokens. The tiny model starts
-# near it, most likely because it has never read a sentence like these answers.
+# token typically gets half of the probability.) The dotted line shows the loss of a blind guess among all tokens. The
+# tiny model starts near that line, most likely because it has never read a sentence like these answers.
 #
 # The blue curve can go on falling, because the model can learn its rows by heart. The green curve is the one that
-# counts, because the model hasn't read those questions. (Both flatten because the learning rate falls to zero.)
+# counts, because the model hasn't trained on those questions. (At the end both flatten, because the learning rate falls
+# to zero.)
 #
 # **Once the green curve rises, you've trained too long: take fewer `epochs`, or a smaller `learning_rate`. If its last
 # point is the lowest, try more `epochs`.**
@@ -171,7 +177,7 @@ adapters = own.before_and_after(model, out / "checkpoints", recipe.restore)
 
 # %% [markdown]
 # Both get the same questions, the first 40 that were held out. We ask *greedily*: a model always writes its likeliest
-# token, so you'd get the same answers again.
+# token, so if you ask again, you get the same answers.
 
 # %%
 exam = own.questions(tokenizer, rows.chats, HELD_OUT, options["sequence_length"], most=40)
@@ -202,12 +208,13 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 # asked, in three ways:
 #
 # - `overlap` is the share of words that an answer and your file's answer have in common (F1, as in the SQuAD benchmark).
-# - `details` is the share of the details in your file's answer that the model's answer has, too. In the example those
-#   are ports with their widths. It expects answers that end in a list; for others, write your own (exercise 3).
-# - `exact` is 1 if the two are equal, and otherwise 0.
+# - `details` is the share of the details in your file's answer that the model's answer has, too. In the example, the
+#   details are ports with their widths. This score expects answers that end in a list. If yours don't, write a score of
+#   your own (exercise 3).
+# - `exact` is 1 if the two answers are equal, and otherwise 0.
 #
-# We also score the *right answer to another question*: it has the form of a good answer, and none of the facts. **Guess:
-# which of the three scores gives it the most points?**
+# We also give each question *the right answer to another question*, and score that. It has the form of a good answer,
+# and hardly any of the facts. **Guess: which of the three scores gives it the most points?**
 
 # %%
 import verilog
@@ -238,15 +245,18 @@ print(*own.meaning(compared, form_alone), sep="\n")
 # %% [markdown]
 # **Words in common are cheap.** In the example every answer has the frame "… has … ports: input … and output …". A
 # model that has learned only this frame gets a high overlap, even if every name and number in it is wrong. The dashed
-# line shows how high: it's the score of a right answer to another question. So look at it before you're proud of yours.
+# line shows how high, because it's the score of a right answer to another question. So compare your model with that line
+# before you're proud of its score.
+#
 # `details` gives nothing for the frame. If your answers have one right form, as in the example, and almost none is
 # `exact`, the model isn't done. (For free text, where a good answer can be worded in many ways, `exact` is too strict.)
 #
 # In the lower panel you see the mean difference per question, with its 95% interval ([07](07_eval.ipynb), section 9).
-# If the interval includes zero, decide how many more questions you can get, collect them all, and look once more.
+# If the interval includes zero, the difference may be luck, and you need more questions. Decide beforehand how many you
+# can get, collect them all, and look only once more.
 #
 # (If you choose `epochs` or rates by the green curve, the scores favor you a little, because both use the same held-out
-# questions. Keep a few rows in a second file, for a last test.)
+# questions. So keep a few rows in a second file, for a last test.)
 #
 # **Before you believe a score, try it on answers that you know to be wrong.**
 #
@@ -257,24 +267,25 @@ print(*own.meaning(compared, form_alone), sep="\n")
 #
 # <details><summary>Answer, and how to serve such a model</summary>
 #
-# The call and the answer are trained. The result is only read, because somebody else writes it: the
-# model stops at `<|tool_response>` and waits. To try it, set
-# `FILE = "data/tools/train.jsonl"` and run the page again; section 4 then shows calls.
+# The call and the answer are trained. The result is only read, because your program writes it: the model stops at
+# `<|tool_response>` and waits. To try it, set `FILE = "data/tools/train.jsonl"` and run the page again. Section 4 then
+# shows calls.
 #
-# vLLM, the server of [05](05_serve_vllm.ipynb), turns a call back into JSON, if you ask it to: set `tools=True` in 05's
-# settings ([or these flags](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it)).
+# The model writes a call in Gemma 4's own form. vLLM, the server of [05](05_serve_vllm.ipynb), turns it back into JSON if
+# you set `tools=True` in 05's settings. If you start vLLM yourself, you need [these
+# flags](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it).
 #
 # </details>
 #
-# **A call is something that the model writes, so it's trained; a result isn't.**
+# **The model writes the call, so the call is trained. It only reads the result.**
 #
 # ## 7. Take it home
-# **How do you keep it?** The adapter is small: a few megabytes here, some hundred for E2B. Its card says what it is:
-# base, data, recipe, scores, and how to ask. `merged/` holds the whole tuned model
-# ([to load or serve it elsewhere](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it)).
+# **How do you keep it?** The adapter is small: about two megabytes here, and about a hundred for E2B. Its card says what
+# it is: base, data, recipe, scores, and how to ask. `merged/` holds the whole tuned model, and [OWN_DATA.md says how to
+# load or serve it](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/OWN_DATA.md#use-it).
 #
-# For the Hugging Face hub, write a name into `HUB` and run the cell again. It needs your token (`HF_TOKEN`), and nobody
-# else can see the model until you change that on its page.
+# To put the adapter on the Hugging Face hub, write a name into `HUB` and run the cell again. That needs your token
+# (`HF_TOKEN`). Nobody else can see the adapter until you change that on its page.
 
 # %%
 HUB = ""  # "your-name/my-gemma4-adapter", if you want it on the Hugging Face hub
@@ -309,8 +320,8 @@ if HUB:
 # print(f"overlap {fooled(best, own.overlap):.0%}, details {fooled(best, details):.0%}")
 # ```
 #
-# It's one of your file's own answers, given to everybody. (Its `overlap` is picked as the best of all, so it beats the
-# dashed line.) A score that you want to believe should leave it next to nothing.
+# The sentence is one of your file's own answers, given to everybody. (We picked the one with the best `overlap`, so it
+# beats the dashed line.) A score that you want to believe should give it next to nothing.
 # </details>
 #
 # 2. **`epochs` from 2.5 to 6.** Guess `exact` first, and `overlap`. Then change the recipe and run the page again.
@@ -323,8 +334,8 @@ if HUB:
 # </details>
 #
 # 3. **Write a score of your own**: does the price match, does the JSON parse, does the code run? For the example, ask
-#    whether the model gets numbers wrong, or names: score the numbers of an answer alone. What should a right answer
-#    score, and what should an answer to another question score?
+#    whether the model gets the numbers wrong, or the names. To find out, score only the numbers of an answer. What should
+#    a right answer score, and what should an answer to another question score?
 #
 # <details><summary>Solution</summary>
 #
@@ -338,7 +349,7 @@ if HUB:
 #     return sum(one == other for one, other in zip(due, given)) / max(1, len(due))
 #
 #
-# assert numbers(exam[0].wanted, exam[0].wanted) == 1
+# assert numbers("32 bits", "32 bits") == 1
 # for name, texts in said.items():
 #     found = [numbers(text, question.wanted) for text, question in zip(texts, exam)]
 #     print(f"{name}: {sum(found) / len(found):.0%} of the numbers")

@@ -25,7 +25,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
 # | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
-# | **Time and cost** | two to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 18 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
+# | **Time and cost** | one to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
 # measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
@@ -101,7 +101,8 @@ if libtpu:
 #
 # ## 2. The answers first
 # **Will the 31B's training step fit a v5p-8, how long does a run take, and what does it cost?** Here are the answers.
-# The rest of the page shows where they come from.
+# The rest of the page shows where they come from. (`remat=NONE` says that the backward pass computes nothing a second
+# time.)
 
 # %%
 from tpu_time import fit
@@ -110,8 +111,8 @@ answer = fit.will_it_fit("v5p", 4)
 print(answer)
 
 # %% [markdown]
-# And here's a whole run, over as many samples and tokens as the published one had. (Section 9 justifies the range of
-# the steps. The shortest total adds up all the short ends, and the longest all the long ones.)
+# And here's a whole run, over as many samples and tokens as the published one had. (Section 9 says where
+# the range of the steps comes from. The shortest total adds up all the short ends, and the longest all the long ones.)
 
 # %%
 cost = fit.run_cost(answer, 10_000 * 922, fit.price("v5p", 4))
@@ -164,7 +165,8 @@ else:
 
 # %% [markdown]
 # 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Each of them
-# fits next to whatever else is on the chip, and needs less than the step:
+# fits next to whatever else is on the chip. Nearly all of them need less than the step. (The exception is the evaluation
+# on a v5e-8, which needs 11.9 GiB, against 11.2.)
 
 # %%
 style.folded("03's other programs, slice by slice", steps.other_programs())
@@ -189,8 +191,11 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
 # Each dark red piece is a collective that stops the chip: it gathers activations before a block (attention or MLP), or
-# adds up the chips' results after it. (To zoom in, write `tpu_time`'s `write_trace(found, "trace.json.gz")` and open
-# the file in [ui.perfetto.dev](https://ui.perfetto.dev).)
+# adds up the chips' results after it. The wide pink stretch in the middle is the output matrix, first forward and then
+# backward. With only two layers beside it, it looks larger than it is in the whole model.
+#
+# (To zoom in, write `tpu_time`'s `write_trace(found, "trace.json.gz")` and open the file in
+# [ui.perfetto.dev](https://ui.perfetto.dev).)
 #
 # **The compiled text is a timetable. It shows where a chip will wait, before you've rented one.**
 #
@@ -206,25 +211,33 @@ print(f"with all 60 layers, the chip computes {sixty.compute / sixty.clock:.0%} 
 figures.draw_parts({steps.PUBLISHED: steps.predicted(steps.PUBLISHED), steps.OURS: sixty})
 
 # %% [markdown]
-# The published step computes whole layers again in the backward pass, and in float32. What does float32 buy it?
-# Nothing, in its products: the chip still multiplies in bfloat16, but it reads twice the bytes and has to round them.
+# The published step computes whole layers again in the backward pass. It also keeps its numbers in float32. What does
+# that buy it? In the products, nothing: the chip still multiplies in bfloat16, but first it has to read twice the bytes
+# and round them.
 #
 # What about our step? Every part has a shortest possible time: its products at the chip's peak, or its bytes at the full
-# speed of the HBM (the chip's memory). The column *at its limit* divides that by the time that we predict. Near 100%
-# there's little to gain.
+# speed of the HBM (the chip's memory). The column *at its limit* divides that shortest time by the time that we predict.
+# Near 100% there's little to gain.
 
 # %%
 steps.show_parts(steps.OURS, sixty)
 
 # %% [markdown]
+# The MLP and the projections run near their limit. Attention and LoRA take about twice as long as they'd have to, but
+# what they lose together is less than what the waits cost.
+#
 # **The published step loses time because it computes twice and reads float32. Our step loses most by waiting.**
 #
 # ## 6. Gather weights instead of adding sums
 # **Can we get rid of the waits?** On mesh (1, 4) every block ends in a sum over the chips, and nothing can go on
 # without that sum. On mesh (4, 1) each chip has whole rows and gathers the *weights* instead. They don't depend on
 # what was just computed, so they can travel ahead, while the chip multiplies. The step has as many tokens as before, in
-# four rows of 2,048. (Where a recipe's name in the table has no mesh, it's the one with the most
-# tensor parallelism that the heads allow: (1, 4) on a v5p-8, (4, 4) on a v5p-32, (2, 4) on a v6e-8.)
+# four rows of 2,048.
+#
+# To read the table: where a recipe's name has no mesh, it's the one with the most tensor parallelism that the heads
+# allow, which is (1, 4) on a v5p-8, (4, 4) on a v5p-32 and (2, 4) on a v6e-8. *Remat* says what the backward pass
+# computes again (`DECODER`: whole layers; `BLOCK`: the insides of attention and MLP). *int8* comes in section 7 and in
+# [11](11_qlora.ipynb).
 
 # %%
 table = steps.stored("v5p-8_31b")
@@ -264,17 +277,16 @@ steps.show(table, SHOWN)
 #
 # - *Packed rows*: only 30% of the published tokens are real (922 a row, by the authors' count). We count 95% of ours,
 #   because [02](02_data.ipynb) packs examples of these lengths at least that full.
-# - *Remat*, what the backward pass computes again: whole layers (`DECODER`), the insides of attention and MLP
-#   (`BLOCK`), or nothing (`NONE`). `published` has `DECODER` and `ours` has `NONE`.
+# - *Remat*: `published` computes whole layers again (`DECODER`), and `ours` nothing (`NONE`).
 # - *Our step* has float32 adapters on 360 modules, attention by blocks (*dense attention*, all scores of a row at once,
 #   doesn't fit), two rows at once, outputs that all overwrite an argument, and logits only for the trained tokens.
-# - *int8 products* multiplies in int8 ([11](11_qlora.ipynb)).
+# - *int8 products*: the chip multiplies in int8 ([11](11_qlora.ipynb)).
 #
 # </details>
 #
-# How sure is that factor? One *sigma* is our typical miss in section 9. If we miss here as we do there, a range of one
-# sigma contains the true value two times in three, and one of two sigmas nineteen times in twenty. And what you wait for
-# is a whole run, not a step. (The published run took 3.34 hours.)
+# So how many times as fast is our step, and how sure is that? One *sigma* is our typical miss in section 9. If we miss
+# here as we do there, a range of one sigma contains the true value two times in three, and one of two sigmas nineteen
+# times in twenty. And what you wait for is a whole run, not a step. (The published run took 3.34 hours.)
 
 # %%
 speed = table.set_index("recipe").tokens_per_second_predicted
@@ -301,8 +313,8 @@ figures.draw_road(steps.road(table), told)
 # **Take the bfloat16 number as the result. No measurement backs int8 products.**
 #
 # ## 8. What can you rent?
-# **Which slice should it be?** Here are section 2's answers for every slice, on the mesh that 03 takes for such rows. How do
-# we know whether a step fits?
+# **Which slice should it be?** Here are section 2's answers for every slice, on the mesh that 03 takes for such rows. How
+# do we know whether a step fits?
 #
 # - *Compiled*: the compiler has built it, and what it reports adds up to less than the chip has.
 # - *Estimated*: nobody has compiled this step, so we add up its parts. It counts as fitting if it leaves a tenth of the
@@ -310,9 +322,8 @@ figures.draw_road(steps.road(table), told)
 # - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
 #
 # An int8 *base* saves memory, and time only where a chip waits for gathered weights. So we list it only where bfloat16
-# doesn't fit. In the table, `rows x length`
-# says how many rows the chips compute at once, and the tokens of a row. `mesh` is `fsdp` by `tp`. *Tight* means that no
-# setting leaves a tenth of the chip free.
+# doesn't fit. In the table, `rows x length` says how many rows the chips compute at once, and how many tokens a row has.
+# `mesh` is `fsdp` by `tp`. (If you list the E2B, too, you'll see *tight*: no setting leaves a tenth of the chip free.)
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -321,13 +332,18 @@ choices = fit.renters_rows(prices=MY_PRICES)
 pd.DataFrame(fit.full_table(choices, MY_TOKENS)).style.hide(axis="index")
 
 # %% [markdown]
+# By these ranges, 03 costs about the same on a v5p-8, a v6e-8 and a v5e-8. So take the one that you can get, or the
+# fastest of them. (On a v5e-8 the base is rounded to int8.) A v5p-32 is faster still, but it costs twice as much or more,
+# because downloading and compiling don't get shorter with more chips.
+#
 # The v5e-8's range is wider because its slow end also counts slow links
 # ([why](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#the-nine-hours-minute-by-minute)).
 # [What will it cost me?](https://github.com/OWNER/gemma4-on-tpu/blob/main/tools/site/cost.md) has fields for your own
 # numbers.
 #
-# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 or v5e-8 (about as many real ones
-# as in the published batch), but 32,768 on a v5p-32. No run has shown what that does to the 31B.
+# **Is it the same step on every slice?** No, the batch differs: 8,192 tokens on a v5p-8 or v5e-8 (about as many real
+# ones as in the published batch), but 16,384 on a v6e-8 and 32,768 on a v5p-32. No run has shown what that does to the
+# 31B.
 #
 # **Compare slices by hours and dollars where both are predicted. Elsewhere the cell says that nobody knows yet.**
 #
@@ -343,9 +359,9 @@ steps.show_timed(timed)
 
 # %% [markdown]
 # **How large is a typical miss?** Here are all programs. Hollow points don't count: in some the host takes as long as the
-# chip, some have set a constant of our model, and some hold an operation that we can't price. The *typical miss*
-# is the root mean square of log(predicted / measured) over those that count. That's one sigma, and the range of a ratio
-# has √2 of it.
+# chip, some have set a constant of our model, and some hold an operation whose time we can't predict. The *typical
+# miss* is the root mean square of log(predicted / measured) over those that count. That's one sigma. The range of a
+# ratio is √2 times as wide.
 
 # %%
 figures.draw_anchors(anchors)
@@ -356,10 +372,10 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # %% [markdown]
 # **Where should you be careful?**
 #
-# - Only five of the programs are whole training steps, and four of these come from one author. Four of the five ran 11 to
-#   19% faster than we predict, and the fifth, an E2B, as we predict. The published run, which isn't among them, was
-#   slower. So misses of one author's programs go together, and a sigma
-#   is a rule of thumb here, not a law.
+# - Only five of the programs are whole training steps, and four of these come from one author. Four of the five took 11
+#   to 19% less time than we predict (that's the table's +13 to +23%, seen from the other side). The fifth, an E2B, took
+#   as long as we predict. And the published run, which isn't among them, was slower. So misses of one author's programs go
+#   together, and a sigma is only a rule of thumb here.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
 #   whole run they took longer than we predict ([the
 #   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/STATUS.md#what-does-a-range-mean)). If ours do,
@@ -392,12 +408,12 @@ else:
     display(reported)
 
 # %% [markdown]
-# **Other people's measurements say how far to trust a prediction, so it's a range and never a single number.**
+# **Other people's measurements say how far to trust a prediction. So wherever you decide by one, use its range.**
 #
 # ## Recap
 # - With a topology, a mesh and `lower().compile()`, the TPU's compiler answers on a machine without a TPU.
 # - Its text is a schedule, and a time follows from it. What others measured says how far to trust that time.
-# - On a v5p the fastest mesh, as predicted, has no tensor parallelism.
+# - By our prediction, the fastest mesh on a v5p has no tensor parallelism.
 #
 # ### Exercises
 # **Exercise 1: longer rows.** How long may a single row be if a v5p-8 recomputes nothing? Guess, then ask

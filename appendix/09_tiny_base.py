@@ -16,7 +16,7 @@
 # # 09 · A Gemma 4 small enough for a laptop, pretrained from scratch
 #
 # The series needs a base model that runs without a TPU, so let's make one: a corpus, a tokenizer and
-# 3.65 million weights, trained with the same Tunix class as the 31B. You'll see Gemma 4's architecture in 36 lines
+# 3.65 million weights, in the same Tunix class that holds the 31B. You'll see Gemma 4's architecture in 36 lines
 # and watch what the model writes as it learns. And since public code has bugs, our corpus has them, too: two
 # modules in five.
 #
@@ -25,7 +25,7 @@
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
 # | **Reads** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Writes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Time and cost** | tiny: the first 40 of 1,600 steps; the page takes about five minutes. All steps: an hour or more on two cores (69 minutes for the stored base, beside other work) |
+# | **Time and cost** | tiny: the first 40 of 1,600 steps; the page takes five to six minutes. All steps: an hour or more on two cores (69 minutes for the stored base, beside other work) |
 
 # %% [markdown]
 # ## Before we start
@@ -90,11 +90,13 @@ run_steps = cfg.run_steps if (ASSETS / "model.safetensors").exists() else cfg.st
 print(f"{run_steps} of {cfg.steps} steps will be run")
 
 # %% [markdown]
+# **Forty steps show how a base is made. The result of all 1,600 is stored.**
+#
 # ## 2. A small world of Verilog
 # **What should a tiny model read?** A world that's small enough for it. Our generator knows 38 families of
 # small modules. It picks the operation, the widths, the port names and the phrasing at random. Then it writes a
-# specification in English, the Verilog, and a Python function that our tests compare with a simulation. Here's one draw
-# from each family:
+# specification in English and the Verilog that belongs to it. (It also writes a Python function that computes the same.
+# Our tests compare that function with a simulation of the Verilog.) Here's one draw from each family:
 
 # %%
 import random
@@ -111,7 +113,8 @@ pd.DataFrame({"family": [d.family for d in examples],
 # %% [markdown]
 # ### Code as it is: two modules in five have a bug
 # Public code is often wrong: the comment promises one thing and the module does another. So in a share of our
-# modules (`BUG_SHARE`) we change one line behind the specification's back. **Which line is wrong here?**
+# modules (`BUG_SHARE`) we change one line of the code, and the specification stays as it is. **Which line is wrong
+# here?**
 
 # %%
 from appendix.world import bugs
@@ -127,10 +130,10 @@ print(f"{make.BUG_SHARE:.0%} of the modules in the corpus get a bug")
 # modules, 396 failed.
 #
 # ### The corpus: documents, not dialogues
-# A base model continues text, so it reads documents: Verilog files with and without a comment on top, and
-# specifications without code. It mustn't see a chat, or a fence around code (three backticks), because notebook 03 is
-# supposed to teach those. And one in eight combinations of family, widths and port names is kept for the benchmark. (A
-# hash decides which.)
+# **What should a base see, and what mustn't it see?** A base model continues text, so it reads documents: Verilog files
+# with and without a comment on top, and specifications without code. It mustn't see a chat, or a fence around code
+# (three backticks), because notebook 03 is supposed to teach those. And it never sees one in eight combinations of
+# family, widths and port names, because those are kept for the benchmark. (A hash decides which.)
 
 # %%
 corpus = list(make.documents(cfg.documents))
@@ -146,12 +149,14 @@ for foreign in ("```", "<answer>", "<|turn>", "Implement", "Please", "Write a"):
 # **The corpus holds right code and wrong code, and nothing that looks like a question.**
 #
 # ## 3. The tokenizer
-# **How does text become numbers?** By byte-level BPE, byte-pair encoding: neighbors that are often seen
-# together become one token. They merge only inside one of the `PIECES`: a word, a number, a range of bits such as
-# `[7:0]`, or a line break with its indentation. The first 128 ids are control tokens, with Gemma 4's own ids.
+# **How does text become numbers?** By *byte-pair encoding* (BPE). It begins with one token for each byte, so it can
+# write any text. Then it makes two neighbors that are often seen together into one token, again and again, until the
+# vocabulary is full. Neighbors merge only inside one of the `PIECES`: a word, a number, a range of bits such as
+# `[7:0]`, or a line break with its indentation. The first 128 ids are set aside for control tokens such as `<turn|>`,
+# which have the same ids as in Gemma 4.
 #
-# It learns from the corpus without its bugs, *and* from the training rows of notebook 02, so that frequent words of
-# the fine-tune are one token. (The weights see the corpus only.)
+# The tokenizer learns from the corpus without its bugs, *and* from the training rows of notebook 02, so that frequent
+# words of the fine-tune are one token. (The model learns from the corpus only.)
 
 # %%
 from appendix import pretrain
@@ -176,16 +181,17 @@ assert tokenizer.decode(tokenizer.encode(strange).ids) == strange
 style.fold_source("train_tokenizer: BPE behind 128 control tokens", pretrain.train_tokenizer)
 
 # %% [markdown]
-# Beside it goes a chat template that has the 31B's trap built in: a prompt that's made for generating ends in an *empty
-# thought channel*, but an answer in a stored chat doesn't begin with one ([02](02_data.ipynb) deals with both).
+# Beside the tokenizer we store a chat template that has the 31B's trap built in: a prompt that asks for an answer ends
+# in an *empty thought channel*, but an answer in a stored chat doesn't begin with one ([02](02_data.ipynb) deals with
+# both).
 #
 # **The tokenizer gives back every text unchanged, and its control tokens are Gemma 4's.**
 #
 # ## 4. The same architecture as the 31B, in miniature
 # **What must a miniature keep?** Whatever a Gemma 4 fine-tune can break on. So we take the 31B's own config and
-# change only sizes, and which tokens end a text. After five *sliding* layers, which look back over a window, there's one *full* layer, which
-# looks at everything. As in the 31B, a full layer's four heads of keys and values can be divided among four devices
-# but not among eight. We leave out the part that reads images.
+# change only its sizes, and which tokens end a text. After five *sliding* layers, which look back over a window,
+# there's one *full* layer, which looks at everything. As in the 31B, a full layer's four heads of keys and values can
+# be divided among four devices but not among eight. We leave out the part that reads images.
 
 # %%
 big_config = helpers.read_json("data/configs/gemma4_31b.json")["text_config"]
@@ -202,9 +208,11 @@ pd.DataFrame({"tiny": tiny_config, "31B": big_config}).loc[shown]
 
 # %% [markdown]
 # ### The forward pass in 36 lines
-# `weights` has Tunix's names, a text is a vector of token ids, and every letter
-# in an einsum is an axis: T tokens, D width, N query heads, K heads of keys and values, H numbers per head.
-# (*RoPE*, the function `rope`, writes a token's position into queries and keys by rotating pairs of their numbers.)
+# **What exactly does a Gemma 4 compute?** Here's all of it, from token ids to logits. `weights` has Tunix's names, a
+# text is a vector of token ids, and every letter in an einsum is an axis: `t` tokens, `d` width, `n` query heads, `k`
+# heads of keys and values, `h` numbers per head. (`s` means tokens, too, those that are looked at, and `c` is keys or
+# values. The shapes in the comments have the same letters as capitals.) *RoPE*, the function `rope`, writes a token's
+# position into queries and keys by rotating pairs of their numbers.
 
 # %%
 def norm(x, scale=1.0):
@@ -256,14 +264,19 @@ def forward(weights, tokens):  # [T] -> logits [T, vocabulary]
 #
 # <details><summary>Answer</summary>
 #
-# Norms after attention and MLP as well as before them. Norms of queries, keys and values, in place of the division by
-# the root of H. Full layers whose values are the keys' projection, and in which RoPE rotates a quarter of each head. The
-# logits' *soft cap*, which squeezes them into −30 to 30. And the scale of each layer's output (`skip_scale`).
+# - Attention and MLP have a norm behind them, as well as the one before them.
+# - Queries, keys and values have norms, in place of the division by the root of H.
+# - Most layers are sliding ones. In the full ones the values are the keys' projection, and RoPE rotates only a quarter
+#   of each head.
+# - The logits have a *soft cap*, which squeezes them into −30 to 30.
+# - Each layer's output is multiplied by a number (`skip_scale`), and the embeddings by the root of D.
+# - The MLP's gate is GELU. Llama's is SiLU.
 #
 # </details>
 #
-# Is that all? Then these lines must give Tunix's logits. We draw the first weights ourselves, because Tunix's own MLP
-# starts at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at 1/√H.
+# Is that all? Then these lines must give Tunix's logits. We draw the first weights ourselves, because Tunix lets the
+# MLP start at zero. A matrix with n inputs gets a standard deviation of 1/√n. Norms start at 1, the queries' norm at
+# 1/√H.
 
 # %%
 from flax import nnx
@@ -285,10 +298,10 @@ assert apart < 1e-3
 # **Our 36 lines compute what Tunix's class computes. They're the whole architecture of the 31B's text model.**
 #
 # ## 5. Batches and a loss
-# **How much of a batch is padding?** We put one document into each row, with `<bos>` in front and `<eos>`
-# behind. Documents of similar length share a batch, padded to 64, 96, 128 or 192 tokens. That takes four
-# compiled programs instead of one, but it saves a lot of padding. (A few of the validation documents are in the
-# corpus, too.)
+# **How much of a batch is padding?** We don't pack here, as 02 does, but put one document into each row, with `<bos>`
+# in front and `<eos>` behind. So no row needs segment ids. Documents of similar length share a batch, padded to 64, 96,
+# 128 or 192 tokens. That takes four compiled programs instead of one, but it saves a lot of padding. (A few of the
+# validation documents are in the corpus, too.)
 
 # %%
 order = np.random.default_rng(cfg.seed)
@@ -307,8 +320,9 @@ print(f"{len(batches)} batches; {fill:.0%} of their positions are tokens\n"
 # %% [markdown]
 # **And what's there to get wrong in a loss?** It's next-token cross-entropy over everything that isn't padding.
 # But one thing surprised us: tokens that the corpus never contains (fences, control tokens, words of requests)
-# mustn't take part in the softmax. Otherwise every step pushes all of their embeddings in the same direction, and in
-# our first attempt the fine-tuned model hardly found the opening fence. Can you find the line that prevents it?
+# mustn't take part in the softmax. Otherwise every step pushes all of their embeddings in the same direction. In our
+# first attempt that's what happened, and the fine-tuned model then hardly found the opening fence. **Can you find the
+# line that prevents it?**
 
 # %%
 helpers.show_source(pretrain.token_loss)
@@ -390,7 +404,7 @@ if run_steps < cfg.steps:  # a complete run may be of another recipe
 # %% [markdown]
 # **Most of the drop comes in the first 100 steps.** There the model learns what Verilog looks like. We think that in the
 # slow rest it learns to copy names and widths from the comment. The loss can't get to zero, because nobody can predict a
-# bug.
+# bug, or which module, names and widths the generator will draw next.
 #
 # ## 7. Export in Hugging Face's names
 # **Will other programs read it?** Hugging Face stores a matrix as [outputs, inputs], with heads and head
@@ -465,12 +479,16 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 
 # %% [markdown]
 # Most pass as a comment to continue, and none as a chat request. So the base has learned the step from specification to
-# module, even for names and widths that it never saw together. Two things are missing. It doesn't answer a chat request,
-# it continues it. And it writes what it has read, bugs included. (That shows less in these answers, which take the
-# likeliest token each time. Wrong code can go wrong in many ways, so each single bug is rarer than the right line, and
-# the right line often stays the likeliest.) Notebook 03 teaches the base how to answer. Whether that also teaches it to
-# prefer right code is one of 07's questions. (07 may count one more or one fewer for the same base. It asks through a
-# server that rounds differently, which can tip a token.)
+# module, even for names and widths that it never saw together. Two things are missing:
+#
+# - It doesn't answer a chat request, it continues it.
+# - It writes what it has read, bugs included. (That shows less in these answers, which take the likeliest token each
+#   time. Wrong code can go wrong in many ways, so each single bug is rarer than the right line, and the right line often
+#   stays the likeliest.)
+#
+# Notebook 03 teaches the base how to answer. Whether that also teaches it to prefer right code is one of 07's questions.
+# (07 may count one more or one fewer for the same base. It asks through a server that rounds differently, which can tip
+# a token.)
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 #
@@ -489,10 +507,10 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #
 # <details><summary>Solution</summary>
 #
-# Write `v` for `norm(v)`, `True` for `full or back < …`, or `logits` for `30 * jnp.tanh(logits / 30)`. All three trip
+# Replace `norm(v)` with `v`, `full or back < …` with `True`, or `30 * jnp.tanh(logits / 30)` with `logits`. All three trip
 # the check: on our CPU the logits move by up to 0.70, 0.52 and 0.08. The window moves them although the text has only
-# 103 tokens, so just the last seven notice. The soft cap moves them least, because it only bends large ones, and a fresh
-# model has none. A trained one does, so check with trained weights, too.
+# 103 tokens, so just the last seven notice. The soft cap moves them least, because it only bends large logits, and a
+# fresh model has none. A trained model has some, so check with trained weights, too.
 # </details>
 #
 # 2. The comment of section 6 asks for AND, and a module has come as far as `assign z = a`. How likely does the stored

@@ -26,7 +26,7 @@
 # | **Needs** | any machine; no accelerator, no network |
 # | **Reads** | `data/published/*.csv`, `data/configs/gemma4_31b.json` |
 # | **Writes** | `figures/10_*.png`, `published.json` |
-# | **Time and cost** | ten seconds |
+# | **Time and cost** | 10 to 25 seconds |
 
 # %% [markdown]
 # ## Before we start
@@ -64,7 +64,8 @@ helpers.machine()
 #
 # In the paper's serving table, **TTFT** is the *time to the first token*: how long it takes to read the prompt
 # (*prefill*), waiting included. **TPOT** is the *time per output token* while the answer is written (*decoding*). **QPS**
-# is the load, in requests per second. Here is the table (S8.1), with the ratios that the paper claims:
+# is the load, in requests per second, and in a *burst* all requests come at once. Here's the table (S8.1), with the
+# ratios that the paper claims. (Where we wrote *label*, we know the load only from the name of the paper's row.)
 
 # %%
 import math
@@ -101,18 +102,19 @@ print(f"{agree.sum()} of {len(claimed)} ratios follow from their row; the others
 display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio", "recomputed"]])
 
 # %% [markdown]
-# All but one do, and that one is harmless: 23.66 was cut to 23.6 instead of rounded up. (Of all 90 numbers
-# that we recomputed, 24 disagree by more than rounding: `data/published/claims_recomputed.csv`.) And the authors did
-# something rare: they published their code, their logs, the obstacles they met, and even a result that speaks against
-# the TPU.
+# All but one do, and that one is harmless: 23.66 was cut to 23.6 instead of rounded up. (That's this table. Of all 90
+# numbers that we recomputed, 24 disagree by more than rounding: `data/published/claims_recomputed.csv`.)
+#
+# How can a reader check so much? The authors did something rare: they published their code, their logs, the obstacles
+# they met, and even a result that speaks against the TPU.
 #
 # **These divisions are right. What we have to look at is the numbers that were divided.**
 #
 # ## 3. How fast can a prompt be read?
 # **Can a published time be too good to be true?** Yes, because no program computes faster than the chip's
 # peak. The eight chips of a v6e-8 together do at most 7.3 · 10¹⁵ operations per second. A
-# multiplication counts as one operation, and so does an addition. Before you go on: how long do they need, at least,
-# to read 15,360 tokens with 31 billion weights?
+# multiplication counts as one operation, and so does an addition. **How long do these chips need, at least, to read
+# 15,360 tokens with 31 billion weights?**
 #
 # <details><summary>Answer</summary>
 #
@@ -120,8 +122,8 @@ display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio",
 # operations. Attention adds some more, which makes 1.0e15. At the peak they take 0.136 seconds.
 # </details>
 #
-# `published.floor_ms` does this count for us, from the model's config. (Attention counts only as far as a layer looks
-# back: 1,024 tokens in 50 of the 60 layers.) Divide the count by the machine's peak, and you get a *floor*: no
+# `published.floor_ms` counts these operations for us, from the model's config, and divides them by the machine's peak.
+# (Attention counts only as far as a layer looks back: 1,024 tokens in 50 of the 60 layers.) The result is a *floor*: no
 # software can have a shorter TTFT.
 
 # %%
@@ -161,14 +163,14 @@ published.draw_sweep(sweep)
 
 # %% [markdown]
 # Solid lines are the published medians, dashed lines are their floors, and an open marker is a point that's too fast by
-# a factor of more than 1.2. We allow 1.2 because the client sends its requests at random gaps. (A test says that it's
-# enough.)
+# a factor of more than 1.2. We allow 1.2 because the client sends its requests at random gaps. (One of our tests
+# simulates such gaps and finds that 1.2 is enough.)
 #
 # You'd expect the wait to grow with the load. From 1 to 2 requests per second, TTFT grows in only three of the twelve
 # series. In the other nine it *falls*, and from 2 to 16 it hardly changes (by a factor of 1.4 at most).
 #
-# **Sixteen of the 84 points are faster than the chips allow, and in nine of twelve series a higher load
-# means a shorter wait.**
+# **Sixteen of the 84 points are faster than the chips allow, and in nine of twelve series the wait gets shorter when
+# the load goes up from 1 to 2 requests per second.**
 #
 # ## 5. More load, less waiting
 # **Why would a prompt be read faster when more of them come?** Think of what the server might remember
@@ -198,8 +200,8 @@ room = published.pool_tokens(config, "tpu", 2)
 print(f"the TPU has room for {room:,.0f} tokens in bfloat16")
 
 # %% [markdown]
-# With bfloat16, the explanation predicts all ten series correctly. So it was most likely the prefix cache, though no log
-# of the sweep is public. Others fell into the same trap, and today vLLM's client warns of it
+# With bfloat16, the explanation predicts all ten series correctly, and with fp8 nine of them. So it was most likely the
+# prefix cache, though no log of the sweep is public. Others fell into the same trap, and today vLLM's client warns of it
 # ([vllm 53920](https://github.com/vllm-project/vllm/pull/53920)).
 #
 # **If a benchmark sends the same prompts twice, its second run most likely measures the cache.**
@@ -222,8 +224,8 @@ published.draw_headline(parts, headline.claimed_ratio)
 # The first bar is the comparison that a reader expects: cold prompts, at a load that both servers keep up
 # with. The other two bars have little to do with reading a prompt.
 #
-# How do we know that the GPU had a queue? If a queue never empties, prompt number i has to wait until i
-# prompts have been read. So the median tells us how long one prompt takes. If the same time per prompt
+# **How do we know that the GPU had a queue?** If a queue never empties, prompt number i is answered once i prompts have
+# been read, its own included. So we can compute from the median how long one prompt takes. If the same time per prompt
 # explains every point, we're looking at a queue:
 
 # %%
@@ -235,9 +237,9 @@ for qps in (4, 8, 16, 32, 64):
           f"{qps * s / 1e3:.0%} of its time")
 
 # %% [markdown]
-# One number explains all five points: 0.32 to 0.33 seconds per prompt. At 4 requests per second the GPU is asked for
-# 130% of what it can do. So its queue grows for as long as requests come, and its median depends on how many the client
-# sends (exercise 2).
+# Nearly the same number explains all five points: 0.32 to 0.33 seconds per prompt. At 4 requests per second the GPU is
+# asked for 130% of what it can do. So its queue grows for as long as requests come, and its median depends on how many
+# the client sends (exercise 2).
 #
 # What's the cold ratio at other lengths? It's 1.2 to 1.4 for shorter prompts. For longer ones the GPU has a queue even
 # at one request per second, so the ratio there mixes reading with waiting.
@@ -246,10 +248,11 @@ for qps in (4, 8, 16, 32, 64):
 #
 # <details><summary>Answer</summary>
 #
-# It doesn't. The row ran a different workload than its label says. At 64 requests per second nearly all the
-# answers are written at the same time, and each gets one token per TPOT. The table says 474 tokens per second for this
-# row. At 13.5 ms a token, that's 6.4 answers at a time, not 30. Seven prompts with answers of 256 tokens fit both ends
-# of the curve, on both machines.
+# It doesn't. The row ran a different workload than its label says, and the answers give it away. At 64 requests per
+# second, 30 prompts arrive within half a second, so nearly all the answers are written at the same time. By the table,
+# each of them gets a token every 13.5 ms (its TPOT), and all of them together get 474 tokens per second. That's enough
+# for 6.4 answers at a time, far fewer than 30. Seven prompts with answers of 256 tokens would explain the throughput
+# that the draft's figure shows at 1 and at 64 requests per second, on both machines.
 # </details>
 #
 # **Of the 23.6 times, 2.7 remain if both machines start cold. The rest is a queue on one side and most likely
@@ -334,13 +337,13 @@ print(f"over samples z = {z:.1f}")
 
 # %% [markdown]
 # Noise is a poor explanation. S6.2's *"The gap is within normal run-to-run variance for stochastic sampling at n=5"*
-# doesn't hold, because z is 4.5. Over problems the gap is significant, too. But with one training run per machine, no
-# test can say what caused it. So the authors' advice stands: the gap *"should not be interpreted as a hardware-driven
-# difference"*.
+# doesn't hold, because z is 4.5. Luck with the problems is a poor explanation, too, because p is small: 0.005, or 0.02
+# without five disputed problems. (These are the ones that an open pull request would change,
+# [verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16).)
 #
-# (The disputed problems are five whose tests an open pull request changes,
-# [verilog-eval 16](https://github.com/NVlabs/verilog-eval/pull/16).) The base model's score is missing, so nobody can say
-# what the fine-tuning itself did. That's why [07](07_eval.ipynb) asks its base model, too.
+# But with one training run per machine, no test can say what caused the gap. So the authors' advice stands: it
+# *"should not be interpreted as a hardware-driven difference"*. And because the base model's score is missing, nobody
+# can say what the fine-tuning itself did. That's why [07](07_eval.ipynb) asks its base model, too.
 #
 # **The gap isn't sampling noise, and with one training run per machine nobody can know where it comes
 # from.**
@@ -362,8 +365,8 @@ day = gpu_usd / tpu_usd
 # for a single training run plus a day of inference serving"*. 1.82 is the row with one hour. With a day
 # it's 1.14.
 #
-# Per token, the answer depends on the load, too: the GPU is 3% cheaper in one burst of 30 requests (S8.6), and the TPU 6%
-# in the authors' own log with 64. That's why [06](06_bench.ipynb) varies the load.
+# Per token, the answer depends on the load, too: the GPU is 3% cheaper in one burst of 30 requests (S8.6), and the TPU is
+# 6% cheaper in the authors' own log with 64 prompts. That's why [06](06_bench.ipynb) varies the load.
 #
 # **Before you compare costs, ask for how many hours and at what load.**
 #
@@ -383,7 +386,9 @@ verdicts.drop(columns="seen_in").style.hide(axis="index").set_table_styles(left)
 # <details><summary>Words in the table</summary>
 #
 # *ITL* is the gap between two tokens, and *P99* the value that 1% of them exceed. *ICI* and *NVLink* are the links
-# between chips. A *bucket* is a size that the server rounds a batch up to.
+# between chips. A *bucket* is a size that the server rounds a batch up to. A *kernel* is a program on the chip. In
+# *eager mode* PyTorch starts one kernel after the other, and *fused* kernels do several operations at once. *QKV* are
+# the queries, keys and values of attention.
 #
 # </details>
 #
@@ -434,8 +439,9 @@ helpers.write_json(helpers.run_dir("published.json"), {
 #
 # </details>
 #
-# **Exercise 3: where does the gap come from?** From problems that only one of the models can solve at all, or from how
-# often they solve the same ones? Count the problems that one model solved at least once in five, and the other never.
+# **Exercise 3: where does the gap come from?** Does it come from problems that only one of the models can solve at all,
+# or from how often they solve the same ones? Count the problems that one model solved at least once in five tries, and
+# the other never.
 #
 # <details><summary>Solution</summary>
 #

@@ -17,7 +17,8 @@
 #
 # With a base in bfloat16 you can't, because it doesn't fit. But the base model is frozen: every step reads it, and none
 # changes it. So why keep 16 bits of each weight? Let's store it in 8 bits or in 4
-# ([QLoRA](https://arxiv.org/abs/2305.14314)), train the same float32 adapters beside it, and see what that costs.
+# ([QLoRA](https://arxiv.org/abs/2305.14314)), train the same float32 adapters beside it, and see what that costs. The two
+# formats are called *int8* and *NF4*.
 #
 # | | |
 # |---|---|
@@ -90,16 +91,16 @@ figures.draw_answer(steps)
 
 # %% [markdown]
 # Only the base shrinks. Adapters, moments and gradients take the same room in each format. (Each bar is the best step
-# that we know of, so the bars also differ in rows and recomputing.) With NF4, the half byte, you pay in time, because
-# each weight has to be unpacked before it's multiplied.
+# that we know of, so the bars also differ in rows and recomputing.) NF4 is the format of half a byte. With it you pay in
+# time, because each weight has to be unpacked before it's multiplied.
 #
-# The loop surprised us. With it, the compiler still builds the int8 step: its plan has 15.0 of 15.75 GiB. But what it
-# reports after the whole compilation (that can be up to 11% more, see [08](08_dryrun.ipynb)) adds up to 16.5, so we don't
-# count on it. Set `rows_per_step=1` with int8. NF4 leaves room for
-# the loop, by our estimate. Nobody has run any of these steps.
+# The loop surprised us. The compiler does accept the int8 step with the loop: it plans 15.0 of the 15.75 GiB. But what it
+# reports after the whole compilation can be up to 11% more than its plan ([08](08_dryrun.ipynb), section 9), and here it
+# adds up to 16.5. So we don't count on that step: with int8, set `rows_per_step=1`. NF4 leaves room for the loop, by our
+# estimate. Nobody has run any of these steps.
 #
-# **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte surely fits with one row
-# (compiled). Per token you pay about as much as on a v5p-8, and wait four times as long (predicted).**
+# **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte a weight fits with one row
+# (compiled). Per token you'd pay about as much as on a v5p-8, and wait nearly four times as long (predicted).**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a format costs in quality, and first we learned how easily you
@@ -123,6 +124,7 @@ for seed, gap in lab.gaps(first_answers, "nf4").items():
 # "Four bits cost ten points, p = 0.002." But in the same format, the other two seeds are on the other side of zero.
 # That p isn't wrong: it says that these *two models* would differ on other problems of this kind. It just says nothing
 # about models that you'd train again.
+#
 # </details>
 #
 # Section 6 has new runs, on today's base.
@@ -190,8 +192,9 @@ with mesh:
 helpers.show_source(quantized.Casts)
 
 # %% [markdown]
-# A second class, `quantized.Dequantized`, saves time and memory. Without it, Qwix would look up every NF4 weight in a
-# table. On a mesh, that look-up would bring whole matrices to every chip.
+# A second class, `quantized.Dequantized`, saves time and memory: it turns a stored matrix back into bfloat16 right before
+# the product. Left alone, Qwix would look up every NF4 weight in a table, and on a mesh that look-up would bring whole
+# matrices to every chip.
 #
 # In 03 all this is one setting, `base_dtype="int8"` or `"nf4"`, and on a v5e-8 the 31B gets int8 by itself. 03 then
 # loads the base on the host and sends one quantized matrix at a time to the chips. (To try this in 03 on a CPU, take
@@ -206,6 +209,9 @@ for name, state in (("bfloat16", nnx.state(plain)), ("nf4", frozen)):
     print(f"{name}: {1024 * gemma.gib(state):.2f} MiB")
 
 # %% [markdown]
+# Four bits are a quarter of sixteen, but the base takes nearly a third. That's because of the scales, and because the
+# embeddings stay in bfloat16.
+#
 # **One more intercepted call, and Tunix's model runs on a quantized base.**
 #
 # ## 5. Is it right?
@@ -232,7 +238,7 @@ assert apart[0] < 0.05
 # Training follows gradients, so let's compare the adapters' gradients on each quantized base with those on the bfloat16
 # base. For each kind of matrix, the table says whether they point the same way: 1 is the same direction. (We do it at a
 # random B, because at B = 0 the gradient of A is zero.) The column *int8 arithmetic* goes one step further: there the
-# weights are also multiplied as int8, forward and backward, which a TPU does up to twice as fast.
+# products are computed in int8, too, forward and backward, which a TPU does up to twice as fast.
 # ([08](08_dryrun.ipynb) predicts how long such a step takes.)
 
 # %%
@@ -246,7 +252,8 @@ pd.DataFrame({name: lab.cosines(kinds, found["bfloat16"])
               for name, kinds in found.items()}).round(3)
 
 # %% [markdown]
-# int8 costs the gradient next to nothing. NF4 turns the gradient visibly, and section 6 shows whether it still *learns*.
+# int8 costs the gradient next to nothing. NF4 turns it by about 20 degrees (0.94 is the cosine of 20 degrees). Section 6
+# shows whether a model still *learns* with such a gradient.
 #
 # ### A trap: rounding has no gradient
 # Qwix can round activations, too, with `act_qtype="int8"`. That looks like the switch for int8 arithmetic, and it
@@ -264,8 +271,9 @@ print(", ".join(f"{kind} {value:.2f}" for kind, value in cosines.items()))
 assert min(cosines.values()) < 0.9
 
 # %% [markdown]
-# In the backward pass, our int8 arithmetic (`int8_products=True`) acts as if the rounding weren't there. That's
-# called the *straight-through* estimator.
+# These cosines are near 0, so hardly anything is left of the right direction. Our int8 arithmetic (`int8_products=True`)
+# avoids that: in the backward pass, it acts as if the rounding weren't there. That's called the *straight-through*
+# estimator.
 #
 # **Right logits don't prove right gradients, so compare both.**
 #
@@ -287,9 +295,9 @@ print(f"{len(runs)} runs, made on base {lab.base_id()}")
 figures.draw_losses(runs, loss)
 
 # %% [markdown]
-# The losses hardly differ, but what counts is whether the answers pass. For each problem we sampled three answers
-# (temperature 0.8) and took a greedy one. Every run has a twin in bfloat16 with the same seed, so we compare in pairs,
-# problem by problem.
+# The losses hardly differ. (On the right, two of NF4's three seeds lie on each other.) But what counts is whether the
+# answers pass. For each problem we sampled three answers (temperature 0.8) and took a greedy one. Every run has a twin in
+# bfloat16 with the same seed, so we compare in pairs, problem by problem.
 
 # %%
 table = lab.differences(answers)
@@ -300,11 +308,14 @@ figures.draw_quality(answers, table)
 
 # %% [markdown]
 # How do you read this? Where an interval contains zero, we've shown no difference. That isn't the same as *equal*, so
-# look how far it reaches. (Where every seed gave the same verdicts as bfloat16, there's no spread to make an interval
-# from, so those runs can't say how large a difference could be.) And with six comparisons, it's no surprise if one of
-# them leaves out zero.
+# look how far it reaches. In sampled answers, no interval reaches further than four points from zero. With greedy answers
+# NF4 may have lost fifteen points or won twelve: three seeds can't tell. (Where every seed gave the same verdicts as
+# bfloat16, there's no spread to make an interval from, so those runs can't say how large a difference could be.)
 #
-# **To decide for your own task, train several seeds in both formats, and ask more problems.**
+# Here all six comparisons contain zero. If one of six didn't, that alone would be no surprise.
+#
+# **At the tiny size, no format costs anything that these runs can show. To decide for your own task, train several seeds
+# in both formats, and ask more problems.**
 #
 # ## 7. Merging: into which base?
 # **You trained beside a rounded base. Do you merge the adapter into that one, or into the original?** The adapter
@@ -335,20 +346,21 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 #   [Kaggle lends for nothing](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#free-kaggles-tpu-v5e-8),
 #   03 takes int8 by itself. Its step is compiled whole there; nobody has run it. (Others trained there beside a bfloat16
 #   base, with adapters on the upper 30 layers only.)
-# - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and a smaller format alone saves no time. With int8
-#   *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
+# - **v6e-4** (estimated), **v6e-8, v5p-8**: the 31B fits in bfloat16, and a smaller format alone saves no time. With
+#   int8 *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
-#   it doesn't leave the tenth free that we'd like to see. By our estimate, 03's step of the E4B (the next larger model)
-#   doesn't fit in any format. With NF4 and one row a step it does (14.7 GiB, compiled). A v6e-1 has twice the memory.
+#   it doesn't leave the tenth free that we'd like to see. 03's step of the E4B, the next larger model, doesn't fit in any
+#   format: even with NF4 its four rows take 16.4 GiB (compiled). With one row a step it's 14.7. A v6e-1 has twice the
+#   memory.
 #
-# **Quantize if the base doesn't fit. If it fits, a smaller format saves time only where a chip waits for gathered weights:
-# half the bytes travel.**
+# **Quantize if the base doesn't fit. If it fits, a smaller format saves time only where a chip waits for gathered weights,
+# because then half the bytes travel.**
 #
 # <details><summary><b>How do you train the 31B on a v5e-4?</b></summary>
 #
 # - In 02, set `max_tokens` and `sequence_length` to 2,048.
 # - In 03, set `base_dtype="int8"`, `remat="DECODER"`, `rows_per_device=1` and `rows_per_step=1`: exactly that step is
-#   compiled and fits. Its batch is half of 03's, so it's a different recipe.
+#   compiled and fits. It has one row where 03's step has two, so it's a different recipe.
 # - Loading takes 62 GB of the host's memory, and about 10 more while it stacks queries, keys and values. So keep
 #   the files on a disk and not in `/dev/shm`, which is memory, too.
 # - 04 doesn't need a TPU, but it needs 125 GB of disk. Run it on another machine.
@@ -367,7 +379,7 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # ## Recap
 # - A frozen base can be stored in 8 or 4 bits, while the adapters stay float32.
 # - Qwix has to intercept one more call, and then Tunix's model runs on it.
-# - int8 keeps the gradient, and NF4 turns it.
+# - int8 keeps the gradient's direction, and NF4 turns it a little.
 # - Judge a format by several seeds, and merge into the base that you trained on.
 #
 # ### Exercises
@@ -385,6 +397,7 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 # 2.48 and 1.05, so they'd be less than half as wide. Twice as many seeds make a mean √2 times as sure, and that's the
 # smaller part. The larger part is that three values hardly tell how wide the spread is, so the interval has to allow for
 # a wide one.
+#
 # </details>
 #
 # **Exercise 2: adapters for a part of the model.** Train only the attention on an NF4 base (`targets=".*_einsum"`,
@@ -402,6 +415,7 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 #
 # Yes, it's `uint4`. Otherwise the MLP, which holds most of the weights, would take four times the memory. That's why the
 # provider has a second rule, for matrices that get no adapter.
+#
 # </details>
 #
 # Back to the [series](https://github.com/OWNER/gemma4-on-tpu#readme).

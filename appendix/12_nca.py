@@ -19,8 +19,8 @@
 # Seungwook Han, Akarsh Kumar and Pulkit Agrawal report that it does: *Training Language Models via Neural
 # Cellular Automata* ([arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
 # [code](https://github.com/danihyunlee/nca-pre-pretraining)). We draw such worlds, look at what there is to
-# learn in them, and try it on a very small model. There the answer is no: the model that has watched films
-# reads worse than one that starts from nothing.
+# learn in them, and try it on a very small model. There the answer is no: the model that has watched such
+# worlds first reads worse than one that starts from random weights.
 #
 # | | |
 # |---|---|
@@ -99,8 +99,9 @@ style.finish(fig, "12_films", "drawn here; on the left: compressed size / raw si
 
 # %% [markdown]
 # Each row is a film, and time runs from left to right. The first world froze with all its cells alike, the
-# second blinks, the third drifts. Like the paper, we train on neither the dullest films nor the wildest: we sort them by compressed size and keep
-# those from the 60th to the 90th percentile.
+# second blinks, the third drifts. Like the paper, we train on neither the dullest films nor the wildest: we sort
+# them by compressed size and keep those from the 60th to the 90th percentile. Of these five that leaves the three
+# in the middle.
 #
 # To read a film, a model needs tokens. Each patch of 2 x 2 cells becomes one token, and two more tokens mark
 # the beginning and the end of a frame. The model then predicts the next token, exactly as it does with text.
@@ -155,9 +156,13 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 # The text is [09](09_tiny_base.ipynb)'s corpus of Verilog modules, but without the bugs. Each arm runs with
 # five seeds. Runs of the same seed share their documents and their fresh weights, so we compare them in pairs.
 #
+# The second stage has 300 steps. In the first 50 of them attention and MLPs don't change, and after that they
+# learn at 0.3 times the rate of everything else. That protects what was moved. It's the same in all six arms, so
+# `scratch` learns like that, too, although it has nothing to protect.
+#
 # A first stage that has learned nothing can't help. So we made a rule for the films: with every seed, the model
 # must close at least half of the gap between counting and looking up. Harder films didn't pass (LOG.md), which
-# is why these have only two states and 6 x 6 cells. What follows are stored runs, measured here on one core:
+# is why these have only two states and 6 x 6 cells. Here are the stored runs, measured on one core:
 
 # %%
 table = runs.stored(lab.STORED)
@@ -189,7 +194,7 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 # - **Films are a worse start than nothing.** Their loss ends 0.056 nats above that of `scratch`. It's also 0.114
 #   above that of `text`. With each of the five seeds the films lose to both.
 # - **We see no sign that it matters how the world moves.** Shuffled films and brackets end above `scratch`,
-#   too. Whether they're better or worse than the films could be luck, because both intervals include zero.
+#   too. How far they end from the films could be luck, because both of these intervals include zero.
 # - **Text before text may help a little.** After 100 steps it's 0.23 below `scratch` (`data/nca` has the
 #   curves). At the end 0.058 of that is left, and the interval includes zero.
 # - **The test isn't blind.** `whole` wins by 0.36. So most of what reading has taught sits in the embedder,
@@ -199,10 +204,10 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 #
 # ## 4. How far does this reach?
 # **So is the paper wrong?** We can't say. It used 1.6 billion parameters, 164 million tokens of films, and
-# web text. It reports that the films lower the perplexity of text, which is e to the power of the loss, by
+# web text. It reports that the films lower the *perplexity* of text, which is e to the power of the loss, by
 # 4 to 6% (published). Our model is about two thousand times smaller, and most of our films go in circles.
-# Our first stage is longer than the text that follows; the paper's is 1 to 4% of it. And we tried only one
-# set of learning rates.
+# Our first stage is longer than the text that follows, while the paper's is 1 to 4% of it. And we tried only
+# one set of learning rates.
 #
 # Others have found mixed or negative results with settings of their own (published):
 # [slowrun 63](https://github.com/qlabs-eng/slowrun/pull/63) with 1.4 billion parameters and one run each, and
@@ -211,10 +216,36 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 # Two habits carry over to any such experiment. Before you judge a loss, give it a scale, as the two guessers
 # did. And add a control that has to win, because only then does "no difference" mean anything.
 #
-# **This page shows how to test such an idea fairly. At 0.85 million parameters it can't settle it.**
+# **This page shows how to test such an idea fairly. It can't say what films do for a larger model.**
 #
 # ```bash
 # rm data/nca/*.csv && python -m appendix.nca_runs  # makes all the stored runs again, about an hour
 # ```
+#
+# ## Exercises
+# 1. Our films end 0.056 nats above `scratch`. By how many percent do they raise the perplexity, and by how many does
+#    `whole` lower it? Compare with the paper's 4 to 6%.
+#
+# <details><summary>Solution</summary>
+#
+# e to the power of 0.056 is 1.058, so the films raise it by 5.8%. That's about as much as the paper's films lower it.
+# `whole` lowers it by 30%, because e to the power of -0.362 is 0.70.
+# </details>
+#
+# 2. Suppose you'd made only one of the eight comparisons, `text` with `scratch`. Would you have called it a gain? Guess
+#    from the five dots, then compute an ordinary interval:
+#
+# ```python
+# import scipy.stats
+#
+# test = scipy.stats.ttest_rel(losses.text, losses.scratch)
+# print(test.confidence_interval(0.95))
+# ```
+#
+# <details><summary>Solution</summary>
+#
+# From -0.094 to -0.022: alone, it would have counted as a gain. Together with seven other comparisons it doesn't. That's
+# the price of asking eight questions, and the reason to decide beforehand which one counts.
+# </details>
 #
 # Back to [09 · A Gemma 4 small enough for a laptop, pretrained from scratch](09_tiny_base.ipynb).

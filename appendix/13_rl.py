@@ -56,9 +56,9 @@ helpers.machine(devices=1, always="tiny")
 # %% [markdown]
 # ## 1. What is there to gain?
 # **Why should a model get better without seeing a single new answer?** Because it often knows better than it
-# writes. 02's rows are right by construction: a program wrote each answer together with its request. (It broke a few of
-# them on purpose.) Most training sets aren't like that. So for this page we fine-tuned a tiny base on rows that nobody
-# had checked, and called the result the *start*.
+# writes. 02's rows are right by construction: a program wrote each answer together with its request. (It broke a few on
+# purpose, but only their form: some have too many fences, for example.) Most training sets aren't like that. So for this
+# page we fine-tuned a tiny base on rows that nobody had checked, and called the result the *start*.
 #
 # - In 20% of the start's rows the module has a bug.
 # - In 30% the module is called `top_module`, whatever the request says.
@@ -83,8 +83,8 @@ passes = lab.drawn_passes(runs)
 (100 * lab.scores(passes, ["start"])).round().astype(int)
 
 # %% [markdown]
-# In percent (the first three columns are pass@1, seed by seed), the start is right far more often in five tries than in
-# one. So it can write the right module, but often it writes a wrong one.
+# The table is in percent, and its first three columns are pass@1, seed by seed. The start is right far more often in
+# five tries than in one. So it can write the right module, but often it writes a wrong one.
 #
 # **Our guess: a reward teaches nothing new, and only chooses among what the model can write already.**
 #
@@ -116,10 +116,10 @@ shown = verdicts[["verilog", "renamed", "compiles"]].groupby(prompt_of).mean()
 # the rewards and by the answer's length. Take all of that away, and what's left is REINFORCE, from 1992:
 #
 # 1. Sample several answers to each prompt from the policy as it is now.
-# 2. The reward is 1 if the testbench passes, and 0 if it doesn't. An answer's *advantage* is its reward minus
-#    the mean reward of all answers to the same prompt.
-# 3. Train on all answers with 03's loss, each multiplied by its advantage. So whatever did better than the
-#    others becomes likelier, and whatever did worse becomes rarer.
+# 2. The reward is 1 if the answer passes the testbench, and 0 if it doesn't. An answer's *advantage* is its reward minus
+#    the mean reward of all answers to the same prompt. (What's subtracted is called a *baseline*.)
+# 3. Train on all answers with 03's loss, and multiply each answer's loss by its advantage. So whatever did better than
+#    the others becomes likelier, and whatever did worse becomes rarer.
 #
 # **All four answers to a prompt pass. How much does the model learn from them?**
 #
@@ -151,8 +151,8 @@ policy, moments = bench.learner.step(
 # ## 3. Does it train what it samples?
 # **How would you notice that the model you train isn't the model that answers?** One program samples, with merged
 # weights and a cache of keys and values. Another one trains, with adapters. If they disagree, nothing crashes: the
-# reward just doesn't rise. It has happened with Gemma 4 (a *rollout* is a sampled answer, and the *soft cap* keeps
-# its logits within ±30):
+# reward just doesn't rise. It has happened with Gemma 4. (In the table, a *rollout* is a sampled answer, and the *soft
+# cap* keeps the model's logits within ±30.)
 #
 # | what was wrong | where |
 # |---|---|
@@ -163,8 +163,8 @@ policy, moments = bench.learner.step(
 # Four checks would have caught all of them, so whichever stack you take, begin with them.
 #
 # *One: the sampler and the trainer give each token the same log-probability*, after a step, too. That covers the soft
-# cap, the temperature, and where an answer begins and ends. In the second line the trainer still has the weights
-# from before the step, to show that the check can fail.
+# cap, the temperature, and where an answer begins and ends. To show that the check can fail, we do it twice: in the
+# second line of the output the trainer still has the weights from before the step.
 
 # %%
 fresh = bench.sample(policy, bench.problems[8:16], jax.random.key(1))[::8]  # 4 of 32 will do
@@ -214,7 +214,7 @@ print("end tokens that Tunix trains:", theirs.end_tokens)
 # %% [markdown]
 # Now we take our step on the tokens that Tunix sampled, and put back one part of GRPO after another. Each only
 # changes the factor of an answer. (A cosine of 1 means that our gradient points where Tunix's does.) **Which part turns
-# it most?**
+# our gradient most?**
 
 # %%
 lengths = np.array([example.mask.sum() for example in theirs.examples])
@@ -257,9 +257,9 @@ pd.DataFrame(rows).T.map("{:.3g}".format)
 # the probability of a pair's passing answer more than that of the failing one. (`rl.dpo_factors` is its derivative, and
 # a test compares it with Tunix's own `DPOTrainer`.)
 #
-# A seed decides the problems, the samples and the data, so we compare arms of the same seed in pairs: on the held-out
-# problems, with answers sampled at temperature 0.8 and greedy ones (intervals and p as in [07](07_eval.ipynb), section
-# 9). **Which arm would you bet on?**
+# A seed decides the problems, the samples and the data, so we compare arms of the same seed in pairs. They answer the
+# held-out problems in two ways: greedily, and sampled at temperature 0.8. (Intervals and p are as in
+# [07](07_eval.ipynb), section 9.) **Which arm would you bet on?**
 
 # %%
 shares = lab.held_out(runs, ["start", *lab.COMPARED])
@@ -275,8 +275,8 @@ rl_figures.gains_table(passes, lab.COMPARED)
 
 # %% [markdown]
 # **The three arms that use the verdict gain some 17 points of pass@1 each, and more of the same rows gains nothing.** So
-# the verdict is what helps, and not the algorithm: sampled answers can't tell these three apart. At five tries
-# little or nothing is gained. Only REINFORCE's interval leaves out zero, and only just.
+# it's the verdict that helps. Which algorithm uses it hardly matters, because sampled answers can't tell the three apart.
+# At five tries little or nothing is gained. Only REINFORCE's interval leaves out zero, and only just.
 #
 # Greedy answers tell a different story: no arm beats the start, and rejection sampling loses most. So the gain comes
 # from choosing. The start's likeliest answer was often right already, but a sampled one strayed from it. The verdict
@@ -315,14 +315,15 @@ verdict, = bench.judge([(problem, f"```verilog\n{stub}```")])
 print(stub, verdict, sep="\n")
 
 # %% [markdown]
-# Three policies train alike, but the naive judge pays the first one and our judge the second. The third one is paid
-# for every module that compiles together with the testbench, right or wrong. So the module has to be called `TopModule`
-# and have the ports that the testbench connects. (What our judge refuses earns nothing, such as an answer that ends the
-# simulation itself.)
+# Three policies train alike, and only the judge that pays them differs. The naive judge pays the first one, and our
+# judge the second. The third one is paid for every module that compiles together with the testbench, right or wrong. For
+# that, the module only has to be called `TopModule` and have the ports that the testbench connects. (What our judge
+# refuses earns nothing, such as an answer that ends the simulation itself.)
 #
-# They begin at a second start, `gamed`. One in four of its training rows was a stub. (In two attempts from the first
-# start the exploit stayed rare: LOG.md.) So we don't ask whether a model *finds* an exploit, but what a judge does to
-# one that the model can already write. These arms take 30 steps at a constant learning rate; section 5's falls to zero.
+# They begin at a second start, `gamed`. One in four of its training rows was a stub, and in 15% the module had the wrong
+# name. (In two attempts from the first start the exploit stayed rare: LOG.md.) So this page can't say whether a model
+# *finds* an exploit. It asks what happens to an exploit that the model can already write. These arms take 30 steps at a
+# constant learning rate, while section 5's falls to zero.
 #
 # **What will each of the three learn?** Guess first. (Thin lines are steps, thick ones means of five steps, as before.)
 
@@ -335,11 +336,14 @@ fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", nco
 style.finish(fig, "13_hack", "data/rl, means of two seeds; titles: steps 1 to 6 and the last six")
 
 # %% [markdown]
-# Paid by the naive judge, the policy earns more, and in the last six steps not one answer works. Four of five print
-# the winning line. (Some spell it wrong and aren't paid.) Under our judge the same line is all but gone after
-# some ten steps, and more answers work than before. Paid for compiling, the policy gets little better at compiling.
-# The line becomes rare there as well. We don't know why, because a stub that's spelled right compiles, and is paid like
-# any module. Somewhat more answers work. **And the held-out problems?**
+# - **Paid by the naive judge**, the policy earns more, and in the last six steps not one answer works. Four of five
+#   print the winning line. (Some spell it wrong and aren't paid.)
+# - **Paid by our judge**, the policy has all but given up that line after some ten steps, and more answers work than
+#   before.
+# - **Paid for compiling**, the policy gets little better at compiling, and somewhat more answers work. The line becomes
+#   rare here as well, and we don't know why: a stub that's spelled right compiles, so it's paid like any other module.
+#
+# **And the held-out problems?**
 
 # %%
 judged = lab.held_out(runs, lab.JUDGES)
@@ -356,8 +360,9 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # %% [markdown]
 # That's a surprise: the policy that was paid for *compiling* is nearly as good as the one that our judge paid. The
 # interval can't tell them apart, and greedily it's even a little better. (How this start does on these problems isn't
-# stored, so we can't say how much each has gained.) Part of it may be the name. None of the three judges pays for
-# `top_module`, and its share falls from 17% of the answers in the first step to 0.3% in the last six (`data/rl`).
+# stored, so we can't say how much each has gained.) Part of the reason may be the name. None of the three judges pays
+# for `top_module`, and under each of them its share falls, from 17% of the answers in the first step to 0.3% in the last
+# six (`data/rl`).
 #
 # <details><summary><b>You only see what the judge pays (the solid line of the first panel). How would you notice?</b></summary>
 #
@@ -366,8 +371,8 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #
 # </details>
 #
-# **A judge that can be fooled costs you everything. One that pays for wrong modules, too, cost us little here, but
-# nothing guarantees that.**
+# **A judge that can be fooled cost us everything. One that also pays for wrong modules cost us little here, but nothing
+# guarantees that.**
 #
 # ## Recap
 # - You can train with a testbench: an answer's advantage (its reward minus the mean of its prompt) is one more factor on
@@ -381,7 +386,19 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.
 #
 # ### Exercises
-# 1. Break the first check: sample at a temperature of 0.8 (`bench.sample(…, heat=0.8)`), and let `bench.logps` score the
+# 1. By hand: one of four answers to a prompt passes. What are the four advantages? And what are they if two pass? Then
+#    divide by the spread, as GRPO does (1 and 0, 0, 0 have a spread of 0.50; two of each have 0.58). Which prompt gets
+#    more weight by that?
+#
+# <details><summary>Solution</summary>
+#
+# If one passes, they're 0.75, and three times −0.25. If two pass, they're twice 0.5 and twice −0.5. Divided by the
+# spread, that's 1.5 and three times −0.5, or twice 0.87 and twice −0.87. Add up the sizes: without the division the
+# first prompt has 1.5 and the second 2, so it counts three quarters as much. With the division they have 3 and 3.46, and
+# it counts 87% as much. So the division shifts weight toward prompts that nearly always fail or nearly always pass.
+# </details>
+#
+# 2. Break the first check: sample at a temperature of 0.8 (`bench.sample(…, heat=0.8)`), and let `bench.logps` score the
 #    answers as before. How far apart are sampler and trainer now?
 #
 # <details><summary>Solution</summary>
@@ -395,7 +412,7 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # More than a nat: where the model hesitates, the sampler's softmax isn't the trainer's.
 # </details>
 #
-# 2. Fool our judge: put something worse into `stub`, such as reading the reference's output.
+# 3. Fool our judge: put something worse into `stub`, such as reading the reference's output.
 #
 # <details><summary>Solution</summary>
 #

@@ -24,7 +24,7 @@
 # | **Needs** | any CPU, which then shows four simulated devices |
 # | **Reads** | nothing but the 31B's `config.json`, which is in this repository |
 # | **Writes** | nothing |
-# | **Time and cost** | about a quarter of a minute on one idle core |
+# | **Time and cost** | 15 to 25 seconds |
 
 # %% [markdown]
 # ## Before we start
@@ -136,8 +136,8 @@ print(f"loss {value:.3f}, after one small step {loss_of(stepped, x):.3f}")
 # ## 3. A loop in the program, and a mean that isn't one
 # **How do you add up the gradients of several micro-batches** (the pieces that a large batch is cut into)? A Python
 # loop would be unrolled, so its body would be in the program once for each micro-batch. `jax.lax.scan` is a loop
-# *inside* the program. It takes its last argument apart along the first axis, one micro-batch a round, and carries a value
-# from each round to the next, here the sums of losses and of gradients. (The loop's body also returns a second value. We
+# *inside* the program. It takes its last argument apart along the first axis, so each round gets one micro-batch. And it
+# carries a value from each round to the next, here the sums so far. (The loop's body also returns a second value. We
 # need none, so it's `None`.)
 #
 # The mask below says which tokens count: 30 of the first micro-batch's 32, and only 2 of the second's. **Does it matter
@@ -205,9 +205,9 @@ product = jax.jit(jnp.dot)(rows, kernel)
 print(f"rows @ kernel: {product.shape}, {product.sharding.spec}, and nobody asked for that")
 
 # %% [markdown]
-# From the cuts of the inputs the compiler works out how to cut the results. Where a device needs data that another one
-# holds, it inserts the communication. You choose the cuts, and you never write a send. Here's what travels with each of
-# the two axes:
+# The compiler looks at how the inputs are cut, and works out how to cut the results. Where a device needs data that
+# another one holds, the compiler inserts the communication. You choose the cuts, and you never write a send. Here's what
+# travels with each of the two axes:
 #
 # ![A 4 by 4 matrix on four chips: with fsdp each stores a row, and an all-gather brings the whole matrix to every chip; with tp each keeps a column, and the next matrix needs a reduce-scatter and an all-gather of activations](../assets/figures/shards.svg)
 #

@@ -19,6 +19,7 @@ from tpu_time.clock import Prediction
 REST, WAITS = "the rest", "waits"
 COLORS = {  # few enough to tell apart
     "MLP": style.BLUE,
+    "output matrix": style.PURPLE,
     "projections": style.GREEN,
     "attention": style.ORANGE,
     "LoRA": style.SKY,

@@ -115,6 +115,8 @@ ELSEWHERE = [
             sequence_length=4096, loss="2048", remat="BLOCK"),
     replace(INT8, topology="v5e-1", size="e2b", micro_batches=4, sequence_length=4096, loss="2048"),
     replace(NF4, topology="v5e-1", size="e4b", micro_batches=4),
+    replace(NF4, recipe="nf4, DECODER remat, one row", topology="v5e-1", size="e4b",
+            micro_batches=1),
     replace(INT8, topology="v6e-1", size="12b", micro_batches=4),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-8", size="12b", micro_batches=1,
             micro_batch=8, remat="DECODER"),

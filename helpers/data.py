@@ -594,7 +594,8 @@ def _odd(example: Row) -> list[str]:
         if message["role"] == "assistant":
             answers.append(content)
             if content and "tool_calls" in message:
-                odd.append("text beside an earlier call, so only the last answer is trained")
+                odd.append("text beside an earlier call: of such a chat 02 trains only the "
+                           "last answer")
         elif message["role"] != "tool":
             rendered = RENDERED.search(content)
             if rendered:

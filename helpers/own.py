@@ -602,7 +602,7 @@ def meaning(compared: Mapping[str, Compared], form_alone: Mapping[str, float]) -
             found = "so tuning raised it"
         if high < 0:
             found = "so tuning lowered it"
-        lines.append(f"{name}, tuned minus base: {mean:+.0f} points ({low:+.0f} to {high:+.0f}), "
+        lines.append(f"{name}, tuned minus base: {mean:+.1f} points ({low:+.1f} to {high:+.1f}), "
                      f"{found}")
 
     lines.append(f"A right answer to another question gets {form_alone[loose]:.0%} by {loose}.")
@@ -748,9 +748,9 @@ def _score_rows(compared: Mapping[str, Compared], form_alone: Mapping[str, float
     for name, one in reversed(list(compared.items())):
         base, tuned = 100 * one["first"][0], 100 * one["second"][0]
         mean, low, high = (100 * part for part in one["difference"])
-        difference = f"{mean:+.0f} ({low:+.0f} to {high:+.0f}), p = {one['p']:.2g}"
+        difference = f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), p = {one['p']:.2g}"
         floor = 100 * form_alone[name]
-        rows.append(f"| {name} | {base:.0f} | {tuned:.0f} | {difference} | {floor:.0f} |")
+        rows.append(f"| {name} | {base:.1f} | {tuned:.1f} | {difference} | {floor:.1f} |")
     return "\n".join(rows)
 
 
@@ -775,7 +775,8 @@ def label(folder: Path, base: str, text: str) -> None:
     path = folder / "adapter_config.json"
     config = run.read_json(path)
     if not isinstance(config, dict):
-        raise UserError(f"{path} isn't what 04_merge.py writes. Run it again.")
+        raise UserError(f"{path} isn't an adapter's settings. Run this page again from the cell "
+                        "that trains.")
     run.write_text(folder / "README.md", text)
     config["base_model_name_or_path"] = base
     run.write_json(path, config)

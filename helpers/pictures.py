@@ -209,7 +209,7 @@ def _draw_losses(ax: Axes, training: pd.DataFrame, validations: pd.DataFrame) ->
     ax.plot(steps, smooth, color=style.BLUE, lw=2, label="training, mean of 10 steps")
 
     held_out = validations.val_loss
-    other = "held-out rows (other rows: compare directions, not heights)"
+    other = "held-out (compare directions, not heights)"
     ax.plot(validations.step, held_out, "o-", color=style.GREEN, ms=5, label=other)
     first = validations.iloc[0]
     last = validations.iloc[-1]

@@ -465,7 +465,7 @@ def price(ax: Axes, table: pd.DataFrame, unit: str, runs: Sequence[LongRun]) -> 
 
     Args:
       table: of `rows`.
-      unit: "USD", or "hours" where the machine has no price.
+      unit: "USD", or "machine-hours" where the machine has no price.
       runs: of `load.confirm`.
     """
     column = price_column(unit)

@@ -361,7 +361,7 @@ def under_way(measurement: Measurement,
 
 
 def price_column(unit: str) -> str:
-    """The column of `rows` with the price of a million output tokens, in "USD" or in "hours"."""
+    """The column of `rows` with what a million output tokens cost, in this unit."""
     if unit == "USD":
         return "usd_per_million_output"
     return "hours_per_million_output"
@@ -372,7 +372,7 @@ def prices(held: Sequence[LongRun], unit: str, dollars_per_hour: float) -> list[
 
     Args:
       held: of `load.confirm`, those that held.
-      unit: "USD", or "hours" where the machine has no price.
+      unit: "USD", or "machine-hours" where the machine has no price.
       dollars_per_hour: of all chips; nan where nobody has a price.
     """
     if not held:

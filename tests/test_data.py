@@ -787,7 +787,7 @@ def changed_page(**settings):
     """02 with other settings, run from anywhere."""
     text = (ROOT / "02_data.py").read_text()
     words = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    found = text.replace("# Your own data (section 2):\n", f"cfg = replace(cfg, {words})\n")
+    found = text.replace("# Your own data (section 7):\n", f"cfg = replace(cfg, {words})\n")
     assert found != text
     return found
 

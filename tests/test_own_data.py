@@ -191,7 +191,7 @@ def test_a_score_that_flatters_is_said():
         strict = compared(0.0, [1.0] * right + [0.0] * (10 - right))
         lines = own.meaning({"overlap": overlap, "exact": strict}, {"overlap": 0.65, "exact": 0})
         assert lines[0] == f"exact: {right} of 10 tuned answers are right, and 0 of the base's."
-        assert "so tuning raised it" in lines[1] and "+54 points" in lines[1]
+        assert "so tuning raised it" in lines[1] and "+53.9 points" in lines[1]
         assert not any("the tuned model is better" in line for line in lines)
         assert "gets 65% by overlap" in lines[3] and word in lines[4], lines
 
@@ -247,8 +247,8 @@ def test_the_card_says_base_data_recipe_and_scores(tmp_path):
     assert card.data.base_model == "google/gemma-4-E2B-it" and card.data.library_name == "peft"
     digest = helpers.sha256_file(tmp_path / "rows.jsonl")
     for words in (digest, "trained on 40 answers",
-                  "| overlap | 10 | 90 | +80 (+70 to +90), p = 0.001 | 65 |",
-                  "| exact | 0 | 25 | +25 (+10 to +40), p = 0.02 | 0 |",
+                  "| overlap | 10.0 | 90.0 | +80.0 (+70.0 to +90.0), p = 0.001 | 65.0 |",
+                  "| exact | 0.0 | 25.0 | +25.0 (+10.0 to +40.0), p = 0.02 | 0.0 |",
                   "12 of the 7 held-out", "7 were held out", "--learning_rate 0.0002",
                   '{"role": "system", "content": "Be brief."}', 'base = "google/gemma-4-E2B-it"',
                   "on the hub", "do_sample=False"):
