@@ -114,6 +114,8 @@ ELSEWHERE = [
     replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
             sequence_length=4096, loss="2048", remat="BLOCK"),
     replace(INT8, topology="v5e-1", size="e2b", micro_batches=4, sequence_length=4096, loss="2048"),
+    replace(INT8, recipe="int8, DECODER remat, one row", topology="v5e-1", size="e2b",
+            micro_batches=1, sequence_length=4096, loss="2048"),
     replace(NF4, topology="v5e-1", size="e4b", micro_batches=4),
     replace(NF4, recipe="nf4, DECODER remat, one row", topology="v5e-1", size="e4b",
             micro_batches=1),
