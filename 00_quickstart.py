@@ -16,9 +16,9 @@
 # # 00 · Three minutes: ask, fine-tune, ask again
 #
 # **Here's a model that has read a lot of Verilog and still can't answer a single request in a chat. Can it learn to?**
-# You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the loss, the optimizer and the training step
-# are the same code as for the 31B. *Verilog* is a language that describes digital circuits, and *Icarus Verilog* is a
-# program that simulates them, so nobody has to guess whether an answer is right.
+# You'll watch it learn, on two CPU cores. The model is a tiny Gemma 4, but the code of a training step is the same as for
+# Gemma 4 31B, the model that this series is about. *Verilog* is a language that describes digital circuits, and *Icarus
+# Verilog* is a program that simulates them, so nobody has to guess whether an answer is right.
 #
 # | | |
 # |---|---|
@@ -54,9 +54,10 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. What does the base model say?
-# The tiny Gemma 4 has read Verilog files that a program of ours wrote. We put a bug into many of them, because public
-# code has bugs, too ([09](09_tiny_base.ipynb)). Such a file describes *modules*, which are circuits with named ports.
-# But nobody has taught the model to answer.
+# The tiny Gemma 4 has read Verilog files that a program of ours wrote. (We put a bug into many of them, because public
+# code has bugs, too; see [09](09_tiny_base.ipynb).) Such a file describes *modules*, which are circuits with named ports.
+# So the model has learned to continue Verilog, but nobody has taught it to answer a request. A model in this state is
+# called a *base model*.
 #
 # The code is in JAX, Google's array library: NumPy with a compiler, for CPUs, GPUs and TPUs. (`optax` is its `torch.optim`,
 # and `nnx` its `torch.nn`.) You don't have to follow every line yet: [14 · JAX in a quarter of an hour](14_jax.ipynb) and
@@ -138,10 +139,12 @@ style.side_by_side({"base": before[requests.index(counter)]}, counter)
 #
 # ## 2. What does it learn from?
 # **Which tokens should it learn?** Each example in `data/tiny` is a request and a good answer. The model reads both, but
-# if we trained on the request, too, it would learn to write requests. So a *loss mask* marks the answer's tokens.
+# if we trained on the request, too, it would learn to write requests. So a *loss mask* marks the answer's tokens. The
+# *loss* is a number that says how wrong the model is, and only the marked tokens count in it.
 #
-# All rows of a batch have to be equally long, here 512 tokens, and most examples are much shorter. The rest of a row
-# would be *padding*, which costs work and teaches nothing. So we *pack* several examples into each row.
+# Training takes the tokens in *rows*, a few rows at a time (a *batch*). All rows have to be equally long, here 512
+# tokens, and most examples are much shorter. The rest of a row would be *padding*, which costs work and teaches nothing.
+# So we *pack* several examples into each row.
 
 # %%
 examples = data.clean_all(data.read_rows("data/tiny")[:1_500], "data/tiny").examples
@@ -169,6 +172,10 @@ style.show_tokens(pieces, mask, "00_tokens")
 # two thin ones, A and B, and add their product A·B to it. Only A and B, the *adapters*, are trained, and that's LoRA
 # (*low-rank adaptation*). `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's
 # added.
+#
+# **What happens in one training step?** The model reads a batch, and we compute the loss. For each number in A and B, the
+# *gradient* says how much the loss would change if we changed that number a little. Then the *optimizer* moves every
+# number a little way, so that the loss falls. The *learning rate* sets how far.
 
 # %%
 STEPS, ROWS = 36, 4  # optimizer steps, packed rows in each
@@ -179,9 +186,9 @@ rate = optax.warmup_cosine_decay_schedule(0.0, 5e-3, warmup_steps=10, decay_step
 optimizer = train.make_optimizer(rate, weight_decay=0.001, max_grad_norm=1.0)
 
 # %% [markdown]
-# The whole optimizer step becomes one compiled program. It computes the loss for the trained tokens only, and each row
-# has a different number of them. But the arrays of a compiled program can't change their size. So we tell it the most
-# tokens that are trained in any row.
+# The whole step becomes one compiled program. It computes the loss for the trained tokens only, and each row has a
+# different number of them. But the arrays of a compiled program can't change their size. So we make them large enough for
+# the row with the most trained tokens.
 
 # %%
 state, frozen = train.start(tuned, optimizer, mesh)  # state: A, B and what the optimizer remembers
@@ -207,13 +214,15 @@ def snapshot(steps_done, adapters):
 
 
 # %% [markdown]
-# Now the loop. Each step picks four new rows, computes the gradient and changes A and B a little. The number that falls is
-# the *loss*: cross-entropy with natural logarithms (its unit is the *nat*), averaged over the trained tokens. **What would
-# it be if the model guessed blindly among its 1,280 tokens?**
+# Now the loop. Each step picks four new rows, computes the gradient and changes A and B a little. Watch the loss
+# fall. For one trained token it's −ln p, where p is the probability that the model gave to that token, and we average it
+# over all trained tokens. (The name for this is *cross-entropy*. Its unit is the *nat*, because the logarithm is
+# natural.) **What would the loss be if the model guessed blindly among its 1,280 tokens?**
 #
 # <details><summary>Answer</summary>
 #
-# ln 1280 = 7.2. The first step starts lower, because the base already knows what Verilog looks like.
+# Each p would be 1/1280, and −ln(1/1280) = ln 1280 = 7.2. The first step starts lower, because the base already knows
+# what Verilog looks like.
 #
 # </details>
 
@@ -311,7 +320,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # 1. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
 # 2. The wrong mask, which trains the requests, too. Undo the first change, and in section 2 replace the line `fitting = …`
-#    by this one. (The `False` is for an example's first token, which nothing of that example can predict.)
+#    with this one. (The `False` is for an example's first token: nothing stands before it to predict it from.)
 #
 #    ```python
 #    fitting = [(ids, [False] + [True] * (len(ids) - 1)) for ids, _ in rendered if len(ids) <= 512]

@@ -179,9 +179,9 @@ if can_compile:
 # <details><summary>Answer</summary>
 #
 # 62.5 GB is 58 GiB, so one v5p chip holds the weights, or two v6e chips. But training needs more. It needs *adapters*,
-# the small matrices that we train on top of the frozen weights. For each number in the adapters, the optimizer remembers
-# two more. And above all there are the *activations*: the results of each layer, which the forward pass (from tokens to
-# loss) keeps for the backward pass (from loss to gradients).
+# the small matrices that we train on top of the frozen weights. The optimizer, which changes the numbers in the adapters,
+# remembers two more for each of them. And above all there are the *activations*: the results of each layer, which the
+# forward pass (from tokens to loss) keeps for the backward pass (from loss to gradients).
 #
 # </details>
 #
@@ -238,7 +238,8 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 checks.show_rental(cfg.train_slice)
 
 # %% [markdown]
-# - `check` asks the model hub whether you've accepted the license, before anything costs money.
+# - `check` asks the Hugging Face hub, where the model's files are, whether you've accepted the license, before anything
+#   costs money.
 # - `create` first tries *flex-start*: it waits in line, two hours at most, for a machine that costs less than on demand.
 #   Then it tries *spot*: spare capacity that Google can take back at any moment. Either machine deletes itself after
 #   three hours (the `3` above). If neither is available, it falls back to Google's older API, which we call *classic*. A

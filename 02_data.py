@@ -203,7 +203,7 @@ print("a question to serve:", repr(tokenizer.apply_chat_template(question, token
 #           └── trained from here on
 # ```
 #
-# `chat.render` builds the tokens and the mask together, so there's nothing to align later. 05 and 07 send prompts that
+# `chat.render` builds the tokens and the mask together, so the two can't get out of step. 05 and 07 send prompts that
 # come from the same function. Here's the picture to remember, our counter as the model sees it. What's trained is blue:
 
 # %%
@@ -240,8 +240,8 @@ style.fold_source("published_row: how the recipe counts", late_mask.published_ro
 # %% [markdown]
 # Do six tokens matter? We trained the tiny base in three ways, with the same rows, steps and seeds: on the answer, on
 # the prompt as well, and six tokens late. Then 07's judge, a simulator, counted the answers that pass. These answers
-# are *sampled*: each token is drawn by its probability. That's why fewer of them pass than in 00, where the model
-# always took the likeliest token. **Which mask does worst, and does its loss give it away?** (The *loss* says how
+# are *sampled*: each token is drawn by its probability. That's one reason why fewer of them pass than in 00, where
+# the model always took the likeliest token. **Which mask does worst, and does its loss give it away?** (The *loss* says how
 # surprised the model is by the tokens that are trained, here in the last ten steps. Lower is better.)
 
 # %%
@@ -323,8 +323,9 @@ pd.Series(table, name="rows").map("{:,}".format).to_frame()
 #
 # ## 6. Packing, and what 03 gets
 # **How do several examples share a row without seeing each other?** Besides `tokens` and `loss_mask`, a row has two more
-# arrays. `segment_ids` number its examples 1, 2, 3 …, with 0 for padding, and `positions` start again at 0 in each one. 03
-# makes the attention mask from the segment ids, so no example sees its neighbor.
+# arrays. `segment_ids` number its examples 1, 2, 3 …, with 0 for padding, and `positions` start again at 0 in each one.
+# 03 makes the *attention mask* from the segment ids. It says which tokens may look at which, so no example sees its
+# neighbor.
 #
 # Which example goes where? We take them in random order and put each one into the fullest row that still has room for
 # it. That's called *best fit*. **How full would the rows be with one example in each?** (In the lower picture, an

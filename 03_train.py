@@ -72,9 +72,10 @@ helpers.machine(devices=4)
 # ## 1. LoRA: W + (α/r) · A · B
 # **How can you teach a model of 31 billion weights without touching any of them?**
 #
-# With *LoRA* (low-rank adaptation). A layer has two halves, attention and MLP, and each half has several matrices W,
-# which all stay frozen. For each W you train two thin matrices, its *adapter*. A narrows the input of W to r numbers (r
-# is the `rank`), and B turns these into a correction of W's output, scaled by α/r (α is `alpha`):
+# With *LoRA* (low-rank adaptation). A layer has two halves: *attention*, where each token takes in something from the
+# tokens before it, and the *MLP*, which works on each token by itself. Each half has several matrices W, which all stay
+# frozen. For each W you train two thin matrices, its *adapter*. A narrows the input of W to r numbers (r is the `rank`),
+# and B turns these into a correction of W's output, scaled by α/r (α is `alpha`):
 #
 # ```python
 # y = x @ W + alpha / r * (x @ A) @ B
@@ -235,8 +236,9 @@ style.fold_source("token_losses: the loss of the trained tokens", train.token_lo
 
 # %% [markdown]
 # **What does a gradient do to the adapters?** That's up to the optimizer. We use AdamW from Optax. For every trained
-# number Adam keeps two running averages, its *moments*: one of the gradient and one of the gradient's square. The W
-# stands for weight decay, which pulls the adapters toward zero a little.
+# number Adam keeps two running averages, its *moments*: one of the gradient and one of the gradient's square. Together
+# with the learning rate, they decide which way the number moves, and how far. The W stands for weight decay, which pulls
+# the adapters toward zero a little.
 #
 # <details><summary><b>Why are A and B float32, whatever the base is?</b></summary>
 #
@@ -423,10 +425,10 @@ style.finish(pictures.draw_loss(history, steps, cfg.max_grad_norm), "03_loss",
              f"({jax.devices()[0].device_kind})")
 
 # %% [markdown]
-# A gap between the two curves tells you little. In the first epoch it can't come from memorizing, because the model sees
-# each training row for the first time when that row's loss is measured. And the few held-out rows may simply be easier.
-# What counts is where each curve is heading. **What does it mean if the held-out loss rises while the training loss still
-# falls?**
+# A gap between the two curves tells you little. In the first *epoch* (the first pass over all rows) it can't come from
+# memorizing, because the model sees each training row for the first time when that row's loss is measured. And the few
+# held-out rows may simply be easier. What counts is where each curve is heading. **What does it mean if the held-out loss
+# rises while the training loss still falls?**
 #
 # <details><summary>Answer</summary>
 #

@@ -138,9 +138,9 @@ print(f"rounding moved the matrix by {rounding:.3%} of its norm; the outputs dif
 np.testing.assert_allclose(apart, rounding, rtol=0.05, atol=1e-6)
 
 # %% [markdown]
-# The outputs may differ by the same percentage by which rounding moved the matrix. Each output is a sum of many products.
-# With random inputs, the products' rounding errors add up just as the products do, so the relative error stays the same.
-# That makes it a sharp test: a wrong scale would be far off.
+# The outputs may differ by the same percentage by which rounding moved the matrix. Why? Each output is a sum of many
+# products, and each product has a rounding error. With random inputs these errors add up in the same way as the products
+# themselves, so the relative error stays the same. That makes it a sharp test: a wrong scale would be far off.
 #
 # Two problems are left. Attention's adapters don't have the plain shapes `[in, r]` and `[r, out]` (section 2). And 62 GB
 # have to be merged on a small machine, without forgetting a matrix (section 3).

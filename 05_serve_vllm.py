@@ -21,7 +21,7 @@
 #
 # | | |
 # |---|---|
-# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (A v6e needs Docker, unless you choose `engine="tpu"`. Nobody has tried our settings on GPUs; section 4 says how.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
+# | **Needs** | 31b: a v6e-8, or Kaggle's free v5e-8. e2b: one v6e chip. (A v6e needs Docker, unless you choose `engine="tpu"`. For GPUs, section 4 links to settings that nobody has tried yet.) tiny: two CPU cores, 4 GB of memory, Linux on x86-64 |
 # | **Reads** | `merged/`, `adapter/` and `merge.json` of 04; `data/samples.json` of 02 |
 # | **Writes** | a running server; `serve/options.json` (what 06 and 07 follow), `serve/server.json`, `serve/server.log` |
 # | **Time and cost** | tiny: one to two minutes. 31b: on a v6e-8 about 10 minutes until the first answer (published), 3.59 USD at 21.52 USD/h; on a v5e-8 about 40 (measured by others, with a 27B) |
@@ -168,9 +168,9 @@ print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
       doubt or f"{1e3 * gap:.1f} ms (by its own clock the server took {1e3 * made:.1f} ms a token)")
 
 # %% [markdown]
-# Mostly the TTFT, because the server first has to read all of the prompt. (The TPOT grows a little, since every step reads
-# the keys and values that the prompt left behind.) **You wait once for the prompt, and then you read along as fast as
-# tokens are made.**
+# The TTFT does, because the server has to read the whole prompt before it can answer. (The TPOT grows only a little,
+# because every step also reads the keys and values that the prompt left behind.) **You wait once for the prompt, and then
+# you read along as fast as tokens are made.**
 #
 # ## 4. The command, on four engines
 # **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but these five are the
@@ -259,8 +259,9 @@ ax.set_title(f"Eight v6e chips hold {held[0]} requests of 16,384 tokens,\n"
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
-# (Why doesn't row 3 hold twice as many as row 1? On four or more chips, fp8 doesn't shrink the full layers' part of the
-# cache.)
+# (Why doesn't row 3 hold twice as many as row 1? The TPU package stores a head's key and value in words of 32 bits. On
+# four or more chips, each chip has one head of a full layer. In fp8 its key and value fill only half of a word, so there
+# fp8 saves nothing.)
 #
 # **Which row should you take?**
 #

@@ -244,8 +244,8 @@ for lengths, (last, above) in knees.items():
 
 # %% [markdown]
 # Up to the knee the curve stays close to the dashed line, because any server that keeps up delivers what's offered. So
-# there, throughput can't tell a fast server from a slow one. Between the two rates that are printed above there may be
-# some at the limit, about which short runs don't agree. So section 8 decides with a long run what you can promise.
+# there, throughput can't tell a fast server from a slow one. Any rate between the two that are printed above is at
+# the limit: short runs disagree about it. So in section 8 a long run decides what you can promise.
 #
 # **Compare throughput beyond the knee, and latency below it.**
 #
@@ -315,9 +315,9 @@ style.finish(fig, "06_latency", f"measured, {machine.system}; medians, range of 
              "each floor is of the prompts that were drawn")
 
 # %% [markdown]
-# This floor includes the queue that the same arrivals would cause on a perfect machine. As long as there would be none,
-# it stays flat. At the last point, where all requests come at once, it jumps. **Is anything faster than its floor?** That
-# would be a mistake in our measurement.
+# This floor includes the queue that the same arrivals would cause on a perfect machine. Where such a machine would have no
+# queue, the floor is flat. At the last point, where all requests come at once, it jumps. **Is anything faster than its
+# floor?** That would be a mistake in our measurement.
 
 # %%
 print("\n".join(sorted(set(table.flag) - {""})) or "nothing is below its floor")

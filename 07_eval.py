@@ -201,7 +201,7 @@ for ceiling in ceilings.values():
 # - `two examples` shows two solved problems and lets the model continue.
 # - `comment` writes the problem as the comment above a module, the way Verilog files have it.
 #
-# The last two suit an untuned model, so we sample five answers to them from the base only.
+# The last two suit an untuned model, so in these we sample only the base, five answers to each problem.
 
 # %%
 plans = ways.SHORT if cfg.short else ways.LARGE
@@ -316,7 +316,7 @@ exam.draw_answers(strips, "07_answers", where)
 #
 # In general n answers were sampled, and c of them pass. There are C(n, k) ways to pick k answers (a binomial
 # coefficient), and C(n-c, k) of these ways pick only failures. So we estimate pass@k by 1 - C(n-c, k) / C(n, k). That's
-# unbiased: on average over all samples it's the truth.
+# unbiased: if you sampled n answers again and again, the average of your estimates would be the true chance.
 #
 # **Sample n answers once, at least k of them, and average over every pick of k.**
 #
@@ -408,7 +408,8 @@ share = np.mean(ceilings["spec-to-rtl"].winnable)
 exam.draw_board(pairs, primary, share, "07_scores", where)
 
 # %% [markdown]
-# **Before you look, fix how you choose the one comparison that counts. All others pay for being many.**
+# **Before you look, fix how you choose the one comparison that counts. The others have to pass a stricter test, because
+# there are many of them.**
 #
 # ### What did tuning teach?
 # **Which rows of that table tell you?** Three kinds.
@@ -420,8 +421,8 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 # - *Both by `official`, and both by `comment`, greedily.* No training row had either wording, so these rows show whether
 #   the skill carries over. Test the wordings that your users will use.
 #
-# And p knows nothing of another training seed. In [11](11_qlora.ipynb), section 2, one seed gives a difference of ten
-# points with p = 0.002, and two other seeds land on the other side of zero.
+# And p can't tell you what another training seed would give. In [11](11_qlora.ipynb), section 2, one seed gives a
+# difference of ten points with p = 0.002, and two other seeds land on the other side of zero.
 #
 # <details><summary>Where may a gain come from, and what's different at 31B?</summary>
 #

@@ -204,8 +204,8 @@ style.side_by_side({name: asker.ask(name, [messages])[0] for name in adapters}, 
 # **Ask it about what it learned, and about what it should still know.**
 #
 # ## 5. Is it better?
-# **How do you tell a good answer from a bad one?** Three examples can fool you, so we score all the questions that we
-# asked, in three ways:
+# **How do you tell a good answer from a bad one?** Three examples can fool you, so we score the answers to all the
+# questions that we asked, in three ways:
 #
 # - `overlap` is the share of words that an answer and your file's answer have in common (F1, as in the SQuAD benchmark).
 # - `details` is the share of the details in your file's answer that the model's answer has, too. In the example, the

@@ -190,9 +190,10 @@ style.folded("03's other programs, slice by slice", steps.other_programs())
 figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 
 # %% [markdown]
-# Each dark red piece is a collective that stops the chip: it gathers activations before a block (attention or MLP), or
-# adds up the chips' results after it. The wide pink stretch in the middle is the output matrix, first forward and then
-# backward. With only two layers beside it, it looks larger than it is in the whole model.
+# In each dark red piece the chip waits, nearly always for a collective. That gathers activations before a block (attention
+# or MLP), or adds up the chips' results after it. The wide pink stretch in the middle is the output matrix, first forward
+# and then backward. (In the middle of it, the chip waits for a copy of its own.) With only two layers beside it, the
+# output matrix looks larger than it is in the whole model.
 #
 # (To zoom in, write `tpu_time`'s `write_trace(found, "trace.json.gz")` and open the file in
 # [ui.perfetto.dev](https://ui.perfetto.dev).)
@@ -234,8 +235,8 @@ steps.show_parts(steps.OURS, sixty)
 # what was just computed, so they can travel ahead, while the chip multiplies. The step has as many tokens as before, in
 # four rows of 2,048.
 #
-# To read the table: where a recipe's name has no mesh, it's the one with the most tensor parallelism that the heads
-# allow, which is (1, 4) on a v5p-8, (4, 4) on a v5p-32 and (2, 4) on a v6e-8. *Remat* says what the backward pass
+# To read the table: where a recipe's name has no mesh, the step has as much tensor parallelism as the heads allow. That's
+# mesh (1, 4) on a v5p-8, (4, 4) on a v5p-32 and (2, 4) on a v6e-8. *Remat* says what the backward pass
 # computes again (`DECODER`: whole layers; `BLOCK`: the insides of attention and MLP). *int8* comes in section 7 and in
 # [11](11_qlora.ipynb).
 
@@ -275,9 +276,10 @@ steps.show(table, SHOWN)
 # %% [markdown]
 # <details><summary><b>What do the changes mean?</b></summary>
 #
-# - *Packed rows*: only 30% of the published tokens are real (922 a row, by the authors' count). We count 95% of ours,
-#   because [02](02_data.ipynb) packs examples of these lengths at least that full.
-# - *Remat*: `published` computes whole layers again (`DECODER`), and `ours` nothing (`NONE`).
+# - *bfloat16, no remat*: `published` keeps its numbers in float32 and computes whole layers again (`DECODER`). `ours`
+#   computes in bfloat16, and nothing a second time (`NONE`).
+# - *Packed rows*: only 30% of the published tokens are real (922 a row, by the authors' count). We take 95% of ours for
+#   real, because [02](02_data.ipynb) packs examples of these lengths at least that full.
 # - *Our step* has float32 adapters on 360 modules, attention by blocks (*dense attention*, all scores of a row at once,
 #   doesn't fit), two rows at once, outputs that all overwrite an argument, and logits only for the trained tokens.
 # - *int8 products*: the chip multiplies in int8 ([11](11_qlora.ipynb)).
@@ -323,7 +325,8 @@ figures.draw_road(steps.road(table), told)
 #
 # An int8 *base* saves memory, and time only where a chip waits for gathered weights. So we list it only where bfloat16
 # doesn't fit. In the table, `rows x length` says how many rows the chips compute at once, and how many tokens a row has.
-# `mesh` is `fsdp` by `tp`. (If you list the E2B, too, you'll see *tight*: no setting leaves a tenth of the chip free.)
+# `mesh` is `fsdp` by `tp`. (If you list the E2B, too, you'll see *yes, tight*: it fits, but no setting
+# leaves a tenth of the chip free.)
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -374,8 +377,8 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #
 # - Only five of the programs are whole training steps, and four of these come from one author. Four of the five took 11
 #   to 19% less time than we predict (that's the table's +13 to +23%, seen from the other side). The fifth, an E2B, took
-#   as long as we predict. And the published run, which isn't among them, was slower. So misses of one author's programs go
-#   together, and a sigma is only a rule of thumb here.
+#   as long as we predict. Misses of one author's programs seem to go together, so with so few authors a sigma is only a
+#   rule of thumb.
 # - The published run is the only one of *this* model on *this* slice. Nobody timed its steps, but by the hours of the
 #   whole run they took longer than we predict ([the
 #   sum](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/STATUS.md#what-does-a-range-mean)). If ours do,
@@ -388,10 +391,9 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
 #   more (`tpu_time/compiler.py`). One such number is published, but for a step that our compiler refuses.
-# - Writing: somebody timed a token of the 31B on a v5e-8 in plain JAX. It took 19.9 ms, where our clock says 18.9, and a
-#   prompt of 256 tokens 56 to 81 ms, where it says 55. For
-#   the same author's mixture of experts (the 26B-A4B) we predict 15 to 38% too little (`python -m appendix.decode`). If
-#   these counted, the typical miss would be 19% ([why they
+# - Writing: somebody timed the 31B on a v5e-8 in plain JAX. A token took 19.9 ms, and our clock says 18.9. A prompt of 256
+#   tokens took 56 to 81 ms, and our clock says 55. For the same author's mixture of experts (the 26B-A4B) we predict 15 to
+#   38% too little (`python -m appendix.decode`). If all these counted, the typical miss would be 19% ([why they
 #   don't](https://github.com/OWNER/gemma4-on-tpu/blob/main/LOG.md)).
 #
 # </details>

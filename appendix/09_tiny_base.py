@@ -300,8 +300,8 @@ assert apart < 1e-3
 # ## 5. Batches and a loss
 # **How much of a batch is padding?** We don't pack here, as 02 does, but put one document into each row, with `<bos>`
 # in front and `<eos>` behind. So no row needs segment ids. Documents of similar length share a batch, padded to 64, 96,
-# 128 or 192 tokens. That takes four compiled programs instead of one, but it saves a lot of padding. (A few of the
-# validation documents are in the corpus, too.)
+# 128 or 192 tokens. That takes four compiled programs instead of one, but it saves a lot of padding. (For validation
+# the generator draws 300 more documents. A few of these are in the corpus, too.)
 
 # %%
 order = np.random.default_rng(cfg.seed)

@@ -100,7 +100,7 @@ figures.draw_answer(steps)
 # estimate. Nobody has run any of these steps.
 #
 # **Half a byte a weight fits, with 03's two rows (estimated) or with one (compiled). One byte a weight fits with one row
-# (compiled). Per token you'd pay about as much as on a v5p-8, and wait nearly four times as long (predicted).**
+# (compiled). Per token you'd pay about as much as on a v5p-8, and wait about four times as long (predicted).**
 #
 # ## 2. One seed is no result
 # **So it fits. But should you?** We wanted to know what a format costs in quality, and first we learned how easily you

@@ -146,7 +146,7 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 #
 # | arm | what it reads first | why it's there |
 # |---|---|---|
-# | `scratch` | nothing | where everybody starts from |
+# | `scratch` | nothing | the baseline: does reading something first help at all? |
 # | `automata` | films | the question |
 # | `text` | as many tokens of other documents | would reading have been the better use of the time? |
 # | `shuffled` | films with their frames in a wrong order | does it matter how the world moves? |

@@ -17,7 +17,8 @@
 #
 # Suppose you've tuned a model on rows that nobody checked, and fewer than half of its answers work. But you have a
 # testbench. Can its verdict alone make the model better? And what if the judge can be fooled? In our runs the
-# verdict lifts pass@1 by some 17 points. A judge that can be fooled brings it to zero, while the reward goes up.
+# verdict lifts pass@1 by some 17 points. A judge that can be fooled brings it down nearly to zero, while the reward
+# goes up.
 #
 # So far the model has learned from answers that somebody else had written. Here it writes its own, a simulator says
 # which of them work, and training makes those likelier, as in [CodeV-R1](https://arxiv.org/abs/2505.24183). You'll
@@ -381,14 +382,14 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #   believe a curve.
 # - In our runs the verdict made sampled answers better, whichever of three algorithms used it. Greedy answers gained
 #   nothing.
-# - A judge that can be fooled brought the score to zero, so try to fool yours before a policy does.
+# - A judge that can be fooled brought the score nearly to zero, so try to fool yours before a policy does.
 #
 # If a start or a stored run is missing in `data/rl/`, `python -m appendix.rl_runs` makes it.
 #
 # ### Exercises
 # 1. By hand: one of four answers to a prompt passes. What are the four advantages? And what are they if two pass? Then
-#    divide by the spread, as GRPO does (1 and 0, 0, 0 have a spread of 0.50; two of each have 0.58). Which prompt gets
-#    more weight by that?
+#    divide by the spread, as GRPO does (1 and 0, 0, 0 have a spread of 0.50; two of each have 0.58). Which of the two
+#    prompts gains weight when you divide?
 #
 # <details><summary>Solution</summary>
 #
@@ -409,10 +410,13 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 # print(max(np.abs(nats - answer.logps).max() for nats, answer in zip(trained, warm)))
 # ```
 #
-# More than a nat: where the model hesitates, the sampler's softmax isn't the trainer's.
+# From a tenth of a nat to more than one, depending on which tokens were drawn. Where the model is sure of a token, both
+# softmaxes give it nearly 1, so there's hardly a gap. Where the model hesitates, the sampler's softmax is sharper than
+# the trainer's, and for an unlikely token the gap is large.
 # </details>
 #
-# 3. Fool our judge: put something worse into `stub`, such as reading the reference's output.
+# 3. Fool our judge: put something worse into `stub`, such as a line that reads the reference's output. Which of your
+#    tricks pass our judge, and which would pass verilog-eval's?
 #
 # <details><summary>Solution</summary>
 #
@@ -423,7 +427,10 @@ print(f"our judge minus paid for compiling, sampled: {rl_figures.as_percent(apar
 #     print(bench.judge([(problem, f"```verilog\n{code}```")]))
 # ```
 #
-# The first one fools the naive judge, and none passes ours. If you find one that does, please tell us.
+# None passes ours: it refuses the first one, and the other two don't even compile, because the answer sits its exam
+# without the reference. All three would pass verilog-eval's judge. The output says `naive=True` for the first one only,
+# because `bench.judge` saves work: it asks the naive judge only about answers with a `$`, which can print. Print
+# `rl.naive(problem, code)` in the loop, and you see all three pass. If you find a trick that passes ours, please tell us.
 # </details>
 #
 # Back to [07 · pass@k that can be believed](07_eval.ipynb).

@@ -313,8 +313,8 @@ for name, step in (("returns what changed", train_step), ("returns the whole mod
 # **In our loop every trained token counts the same, and a step returns only what changed.**
 #
 # ## Recap
-# - `jax.jit` traces a function once for each shape, `jax.value_and_grad` differentiates it, and `jax.lax.scan` loops in
-#   it.
+# - `jax.jit` traces a function once for each shape, `jax.value_and_grad` differentiates it, and `jax.lax.scan` is a loop
+#   inside the compiled program.
 # - A mesh and partition specs say who holds what. The compiler adds the communication.
 # - `nnx.split` takes a model apart into a tree to train and a tree that stays frozen. A step doesn't return the frozen
 #   one.

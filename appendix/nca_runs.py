@@ -55,7 +55,8 @@ class Plan:
         ("sliding_window_size", 256))
 
 
-# arm: (first stage, parts that are moved). `whole` is the positive control.
+# arm: (first stage, parts that are moved). `whole` is the positive control. `unslowed` is `scratch`
+# without what protects moved parts: all of it learns at the full rate from the first step.
 BLOCKS = ("attention", "mlp", "norms")
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scratch": ("", ()),
@@ -64,6 +65,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "whole": ("text", (*BLOCKS, "embedder")),
     "dyck": ("dyck", BLOCKS),
     "shuffled": ("shuffled", BLOCKS),
+    "unslowed": ("", ()),
 }
 COMPARISONS = (
     ("automata", "text"), ("automata", "shuffled"), ("automata", "dyck"), ("automata", "scratch"),
@@ -346,6 +348,9 @@ def run(plan: Plan, arm: str) -> pd.DataFrame:
       UserError: a seed learned too little of the automata for its blocks to be moved.
     """
     kind, parts = ARMS[arm]
+    hash_of_plan = digest(dataclasses.asdict(plan))[:12]
+    if arm == "unslowed":
+        plan = dataclasses.replace(plan, alone=0, moved=1.0)
     params = fresh_weights(plan)
     tables = []
     if kind:
@@ -362,7 +367,7 @@ def run(plan: Plan, arm: str) -> pd.DataFrame:
     tables.append(table)
     return pd.concat(tables).assign(
         arm=arm,
-        plan=digest(dataclasses.asdict(plan))[:12],
+        plan=hash_of_plan,
         jax=jax.__version__,
         device=jax.devices()[0].device_kind)
 

@@ -262,7 +262,7 @@ class Rewards(NamedTuple):
 
     verilog: bool   # passes 07's judge
     forged: bool    # holds the testbench's own line, and something that can print it
-    naive: bool     # passes `naive`
+    naive: bool     # passes `naive`, which is asked only where 07's judge says no to code with a $
     renamed: bool   # its module is called `RENAMED`
     compiles: bool  # as TopModule, together with the testbench, and 07's judge doesn't refuse it
 

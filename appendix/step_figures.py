@@ -208,7 +208,7 @@ def draw_anchors(rows: pd.DataFrame) -> None:
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.set(xlim=(None, 1e5), ylim=(None, 2))
     ax.legend(fontsize=8, loc="lower right")
-    style.finish(fig, "08_anchors", "measured: sources in data/anchors/anchors.csv")
+    style.finish(fig, "08_anchors", "data/anchors/anchors.csv, measured by others")
 
 
 def _name_steps(ax: Axes, rows: pd.DataFrame) -> None:

@@ -744,7 +744,8 @@ def other_programs() -> pd.DataFrame:
             "fits": yes_or_no(row["fits"] == "True"),
             "ms a token": milliseconds,
         })
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(lines)
+    return table.sort_values(["slice", "size", "recipe"], kind="stable", ignore_index=True)
 
 
 def show(table: pd.DataFrame, columns: Mapping[str, str]) -> Styler:

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/remake_dryrun.py [SEED]
 
-Needs the TPU's compiler (`./setup.sh dryrun`), and for each of five rows 4 to 16 CPU minutes and 8
+Needs the TPU's compiler (`./setup.sh dryrun`), and for each of five rows 4 to 19 CPU minutes and 8
 to 22 GB of memory. What was compiled stays in a folder of its own; stopped, the same seed goes on.
 """
 

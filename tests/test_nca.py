@@ -200,13 +200,13 @@ def test_the_comparison_holds_every_arm_and_is_not_made_twice(compared, capsys):
     table = runs.stored(compared)
     assert set(table.arm) == set(lab.ARMS) and set(table.seed) == {0, 1}
     points = table.groupby(["arm", "stage", "seed"]).step.apply(list)
-    assert len(points) == 22 and all(steps == [2, 4] for steps in points)
+    assert len(points) == 24 and all(steps == [2, 4] for steps in points)
     assert table.val_loss.between(1, 9).all() and table.train_loss.between(1, 9).all()
     before = {path.name: path.stat().st_mtime_ns for path in compared.iterdir()}
     lab.compare(SMALL, compared)
     assert before == {path.name: path.stat().st_mtime_ns for path in compared.iterdir()}
     ends = lab.final(table)
-    assert set(lab.differences(ends).arm) == set(lab.ARMS) - {"scratch"}
+    assert set(lab.differences(ends).arm) == set(lab.ARMS) - {"scratch", "unslowed"}
     two = lab.differences(ends[["scratch", "text"]])  # the other arms are not stored yet
     assert two[["arm", "against"]].values.tolist() == [["text", "scratch"]]
 

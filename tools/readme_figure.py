@@ -263,7 +263,7 @@ def draw_free(parts: list[Part], target: Path) -> None:
     sheet = Sheet("free-road", 190 + 40 * len(pages), "Kaggle's free session, page by page",
                   f"The whole 31B takes {low:.1f} to {high:.1f} of {BUDGET:g} hours. "
                   + "; ".join(f"{page}: {_minutes(parts, page)}" for page in pages), WIDE)
-    fits = "should do" if high <= BUDGET else "may not do"
+    fits = "should be enough" if high <= BUDGET else "may not be enough"
     sheet.words(LEFT, 42, f"One session {fits}: {low:.1f} to {high:.1f} hours", 22, bold=True)
     sheet.words(LEFT, 72, "the 31B on Kaggle's v5e-8; bars show the most", 18, "soft")
     across = WIDE - 2 * LEFT - NAMES_WIDE
