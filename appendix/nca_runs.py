@@ -43,8 +43,6 @@ class Plan:
     kinds: int = 64                 # of brackets
     text_steps: int = 300
     text_rate: float = 4e-3         # 09's peak, with 09's schedule and decay
-    alone: int = 50                 # first text steps in which only embedder and norms learn
-    moved: float = 0.3              # rate of attention and MLPs over that of the rest
     documents: int = 14_000
     every: int = 100                # steps between two points of a validation curve
     validation: int = 96            # rows
@@ -55,8 +53,7 @@ class Plan:
         ("sliding_window_size", 256))
 
 
-# arm: (first stage, parts that are moved). `whole` is the positive control. `unslowed` is `scratch`
-# without what protects moved parts: all of it learns at the full rate from the first step.
+# arm: (first stage, parts that are moved). `whole` is the positive control.
 BLOCKS = ("attention", "mlp", "norms")
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scratch": ("", ()),
@@ -65,7 +62,6 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "whole": ("text", (*BLOCKS, "embedder")),
     "dyck": ("dyck", BLOCKS),
     "shuffled": ("shuffled", BLOCKS),
-    "unslowed": ("", ()),
 }
 COMPARISONS = (
     ("automata", "text"), ("automata", "shuffled"), ("automata", "dyck"), ("automata", "scratch"),
@@ -213,19 +209,12 @@ def first_data(plan: Plan, kind: str) -> FirstData:
 # -- Training: all seeds at once, `plan.every` steps a call ----------------------------------------
 
 def optimizer_of(plan: Plan, stage: str, params: Params) -> optax.GradientTransformation:
-    """First stage: Adam at a constant rate. Text: 09's; blocks wait, then learn more slowly."""
+    """First stage: Adam at a constant rate. Text: 09's own."""
     if stage == "first":
         warmed_up = optax.linear_schedule(0.0, plan.first_rate, 100)
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warmed_up))
     warmup = max(1, plan.text_steps // 10)
-    base = pretrain.make_optimizer(params, plan.text_steps, plan.text_rate, warmup, 0.05)
-    is_block = jax.tree.map(lambda part: part in ("attention", "mlp"), named_parts(params))
-
-    def rate_of_blocks(count):
-        return plan.moved * (count >= plan.alone)
-
-    slower = optax.scale_by_schedule(rate_of_blocks)
-    return optax.chain(base, optax.masked(slower, is_block))
+    return pretrain.make_optimizer(params, plan.text_steps, plan.text_rate, warmup, 0.05)
 
 
 class Programs(NamedTuple):
@@ -348,9 +337,6 @@ def run(plan: Plan, arm: str) -> pd.DataFrame:
       UserError: a seed learned too little of the automata for its blocks to be moved.
     """
     kind, parts = ARMS[arm]
-    hash_of_plan = digest(dataclasses.asdict(plan))[:12]
-    if arm == "unslowed":
-        plan = dataclasses.replace(plan, alone=0, moved=1.0)
     params = fresh_weights(plan)
     tables = []
     if kind:
@@ -367,7 +353,7 @@ def run(plan: Plan, arm: str) -> pd.DataFrame:
     tables.append(table)
     return pd.concat(tables).assign(
         arm=arm,
-        plan=hash_of_plan,
+        plan=digest(dataclasses.asdict(plan))[:12],
         jax=jax.__version__,
         device=jax.devices()[0].device_kind)
 

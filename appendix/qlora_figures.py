@@ -28,6 +28,7 @@ def draw_answer(steps: Mapping[str, Fit]) -> None:
         width = np.array([step.parts.get(part, 0.0) for step in steps.values()])
         ax.barh(labels, width, left=left, color=color, label=part)
         left += width
+    ax.set_xlim(0, 1.04 * left.max())
     limit = next(iter(steps.values())).limit
     ax.axvline(limit, color=style.BLACK)
     ax.invert_yaxis()
@@ -35,7 +36,7 @@ def draw_answer(steps: Mapping[str, Fit]) -> None:
             fontsize=9)
     fig.legend(loc="outside right center", fontsize=8)
     fitting = [name for name, step in steps.items() if step.fits]
-    ax.set(title=f"The 31B on four v5e chips: {' and '.join(fitting) or 'nothing'} would fit",
+    ax.set(title=f"The 31B on four v5e chips: {', and '.join(fitting) or 'nothing'} would fit",
            xlabel="GiB of one chip")
     style.finish(fig, "11_answer", "estimated, or compiled (there the temporaries are gradients, "
                  "activations and logits in one sum)")

@@ -129,7 +129,7 @@ RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
 # What 03 takes where a slice is meant for a size (`stored.settings_here`), and mesh (8, 1).
 AS_03_RUNS = [OURS, ROWS, FREE,
               *(recipe for recipe in ELSEWHERE
-                if recipe.base_dtype == "bfloat16" and recipe.size in ("31b", "e2b"))]
+                if recipe.base_dtype == "bfloat16" and recipe.size in ("31b", "e2b", "e4b"))]
 
 
 def real_tokens(recipe: Recipe) -> float:

@@ -378,7 +378,7 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
     distances = (means - trained).abs()
     alike = means[distances <= deviation]
     weakest, strongest = alike.index.min(), alike.index.max()
-    title = f"From {weakest:g} to {strongest:g} times the trained strength, scores stay within luck"
+    title = f"From {weakest:g} to {strongest:g} times the trained strength, little changes"
     if len(alike) == 1:
         title = "Every other strength scores clearly differently than the trained one"
 
@@ -389,7 +389,7 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
         color=style.GRAY,
         alpha=0.2,
         lw=0,
-        label="as trained, ± what luck does",
+        label="as trained, ± a yardstick for luck",
     )
     for seed, run in runs.groupby("seed"):
         ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")

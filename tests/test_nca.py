@@ -132,7 +132,7 @@ def test_brackets_are_balanced_and_of_all_kinds():
 # -- Runs -----------------------------------------------------------------------------------------
 
 TINY = nca.World(side=4, frames=4)
-SMALL = lab.Plan(world=TINY, rows=2, first_steps=4, text_steps=4, alone=2, every=2, documents=200,
+SMALL = lab.Plan(world=TINY, rows=2, first_steps=4, text_steps=4, every=2, documents=200,
                  validation=4, seeds=2, gate=-999.0, kinds=8,
                  model=(("num_layers", 1), ("num_heads", 4), ("num_kv_heads", 2),
                         ("hidden_dim", 32)))
@@ -148,23 +148,6 @@ def test_transfer_moves_the_named_parts_and_no_other():
         for name, new, old, got in zip(names, *map(jax.tree.leaves, (fresh, learned, moved)),
                                        strict=True):
             np.testing.assert_array_equal(got, old if name in parts else new)
-
-
-def test_blocks_wait_and_then_learn_at_a_share_of_the_rate():
-    """Beside the plain optimizer: no update for `alone` steps, then `moved` times as large."""
-    params = {"embedder": {"w": jnp.ones((2, 3))}, "layers": {"0": {
-        "attn": {"w": jnp.ones((2, 3))}, "mlp": {"w": jnp.ones((2, 3))}, "norm": jnp.ones(3)}}}
-    gradients = jax.tree.map(lambda leaf: 1e-4 * jnp.ones_like(leaf), params)
-    split = lab.optimizer_of(SMALL, "text", params)
-    plain = pretrain.make_optimizer(params, SMALL.text_steps, SMALL.text_rate, 1, 0.05)
-    states = [split.init(params), plain.init(params)]
-    for step in range(4):
-        ours, states[0] = split.update(gradients, states[0], params)
-        theirs, states[1] = plain.update(gradients, states[1], params)
-        for name, a, b in zip(*map(jax.tree.leaves, (lab.named_parts(params), ours, theirs)),
-                              strict=True):
-            factor = 1 if name in ("embedder", "norms") else 0.3 * (step >= SMALL.alone)
-            np.testing.assert_allclose(a, factor * b, rtol=1e-6)
 
 
 def test_documents_of_the_stages_and_of_validation_are_apart():
@@ -200,13 +183,13 @@ def test_the_comparison_holds_every_arm_and_is_not_made_twice(compared, capsys):
     table = runs.stored(compared)
     assert set(table.arm) == set(lab.ARMS) and set(table.seed) == {0, 1}
     points = table.groupby(["arm", "stage", "seed"]).step.apply(list)
-    assert len(points) == 24 and all(steps == [2, 4] for steps in points)
+    assert len(points) == 22 and all(steps == [2, 4] for steps in points)
     assert table.val_loss.between(1, 9).all() and table.train_loss.between(1, 9).all()
     before = {path.name: path.stat().st_mtime_ns for path in compared.iterdir()}
     lab.compare(SMALL, compared)
     assert before == {path.name: path.stat().st_mtime_ns for path in compared.iterdir()}
     ends = lab.final(table)
-    assert set(lab.differences(ends).arm) == set(lab.ARMS) - {"scratch", "unslowed"}
+    assert set(lab.differences(ends).arm) == set(lab.ARMS) - {"scratch"}
     two = lab.differences(ends[["scratch", "text"]])  # the other arms are not stored yet
     assert two[["arm", "against"]].values.tolist() == [["text", "scratch"]]
 
