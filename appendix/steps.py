@@ -123,9 +123,12 @@ ELSEWHERE = [
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-8", size="12b", micro_batches=1,
             micro_batch=8, remat="DECODER"),
     replace(E2B, recipe="ours, DECODER remat", topology="v6e-1", size="e4b", remat="DECODER")]
+LONG = replace(OURS, recipe="ours, rows of 8,192, BLOCK remat", micro_batch=1,
+               sequence_length=8192, loss="4096", remat="BLOCK")
+LONG_ROWS = [LONG]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
-RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE]
+RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE, *LONG_ROWS]
 # What 03 takes where a slice is meant for a size (`stored.settings_here`), and mesh (8, 1).
 AS_03_RUNS = [OURS, ROWS, FREE,
               *(recipe for recipe in ELSEWHERE

@@ -12,13 +12,21 @@ REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to 
 STORAGES = ("bfloat16", "int8", "nf4")  # of a frozen base: 2 bytes a weight, 1, or half of one
 PLAIN = ("", "bfloat16")  # how settings and records name a base that isn't quantized
 TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
-# Packed rows of an optimizer step, as in 03.
+# Packed rows of an optimizer step, as in 03, up to this many tokens in a row.
 ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
+SHORT = 4_096
 
 
 # {(slice, size): optimizer steps between two checkpoints}, where writing one may take minutes: on
 # Kaggle's v5e-8 others needed 43 s for an eighth of our numbers (`fit.SLOW_DISKS`).
 SELDOM_SAVED = {("v5e-8", "31b"): 300}
+
+
+def rows_per_step(size: str, row_length: int) -> int:
+    """Packed rows of an optimizer step of 03: a few, or one if it has more than `SHORT` tokens."""
+    if row_length > SHORT:
+        return 1
+    return ROWS_PER_STEP[size]
 
 
 def is_what_03_runs(row: dict[str, str], size: str) -> bool:
@@ -28,7 +36,8 @@ def is_what_03_runs(row: dict[str, str], size: str) -> bool:
     beside the sum of their gradients, and the compiler keeps what it moves out of the loop.
     """
     rows_at_once = int(row["micro_batch"])
-    micro_batches = max(1, ROWS_PER_STEP[size] // rows_at_once)
+    wanted = rows_per_step(size, int(row["sequence_length"]))
+    micro_batches = max(1, wanted // rows_at_once)
     return int(row["micro_batches"]) == micro_batches
 
 
@@ -90,7 +99,8 @@ def compiled_fit(
 def settings_here(size: str, row_length: int) -> dict[str, Any]:
     """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
 
-    Where saving may take long (`SELDOM_SAVED`), `checkpoint_every` as well.
+    Where saving may take long (`SELDOM_SAVED`), `checkpoint_every` as well, and for long rows
+    `rows_per_step`.
 
     `compiled_fit` chooses the row: the fastest of those that are long enough. The base stays in
     bfloat16 if such a step fits, and is stored as int8 if only that fits, as on a v5e-8. If there's
@@ -112,6 +122,8 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
     settings = _settings_of(best, size, row_length)
     if (slice_name, size) in SELDOM_SAVED:
         settings["checkpoint_every"] = SELDOM_SAVED[slice_name, size]
+    if row_length > SHORT:
+        settings["rows_per_step"] = rows_per_step(size, row_length)
     return settings
 
 

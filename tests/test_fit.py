@@ -60,7 +60,8 @@ def test_quantized_weights_take_what_their_bits_say():
     ("v5p-8", "31b", 3000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
     ("v5p-8", "31b", 2048, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 1}),
     ("v5p-32", "31b", 2048, {"mesh": (16, 1), "remat": "NONE", "rows_per_device": 1}),
-    ("v5p-8", "31b", 9000, {"mesh": (1, 4), "remat": "NONE", "rows_per_device": 2}),
+    ("v5p-8", "31b", 8192, {"mesh": (1, 4), "remat": "BLOCK", "rows_per_device": 1,
+                            "rows_per_step": 1}),
     ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
     ("v6e-8", "31b", 2048, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 4}),
     ("v5p-8", "31b", 1024, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 2}),
@@ -298,7 +299,7 @@ def test_a_step_that_does_not_fit_has_no_price():
 def test_a_run_validates_and_saves_as_often_as_03():
     full, e2b = load("03_train.py", "FULL", "E2B", length=4096)
     for name, settings in (("31b", full), ("e2b", e2b)):
-        assert fit.STEP_ROWS[name] == settings.rows_per_step
+        assert stored.rows_per_step(name, 2_048) == settings.rows_per_step
         assert fit.SAVE_EVERY[name] == settings.checkpoint_every
         assert (fit.EVERY, fit.HELD_OUT) == (settings.validate_every, settings.validation_rows)
     one, two = (fit.will_it_fit("v5p", 4, rows=rows) for rows in (1, 2))

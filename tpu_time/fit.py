@@ -71,7 +71,6 @@ UP_GB_PER_S = 0.057
 COMPILE_MINUTES = 15
 EVERY = 100            # optimizer steps between two validations, as in 03
 HELD_OUT = 64          # rows of a validation, as in 03
-STEP_ROWS = stored.ROWS_PER_STEP                    # of an optimizer step, as in 03
 SAVE_EVERY = {"31b": 100, "e2b": 300, "e4b": 300}   # optimizer steps, as in 03
 # Tokens that 03's model takes one at a time, before training and again after it: 512 that it
 # answers, and up to 256 by which one of its prompts may be longer than another.
@@ -167,7 +166,7 @@ class Fit:
         """
         usable = self.limit
         if not self.compiled:
-            has_a_loop = self.rows < STEP_ROWS[self.model]
+            has_a_loop = self.rows < stored.rows_per_step(self.model, self.row_length)
             usable *= 1 - (SPARE_IN_A_LOOP if has_a_loop else SPARE)
         return self.total <= usable
 
@@ -378,7 +377,7 @@ def estimate(
     # The adapters' gradients in float32, and a copy in bfloat16. A step of several micro-batches
     # holds their sum as well.
     gradients = adapters / 2
-    if rows < STEP_ROWS[model]:
+    if rows < stored.rows_per_step(model, row_length):
         gradients += adapters / 3
     return {
         "base weights": base,
@@ -572,8 +571,8 @@ def best_fit(
 
 
 def step_tokens(fit: Fit) -> float:
-    """Real tokens of an optimizer step: `STEP_ROWS`, in one micro-step or several."""
-    rows = max(fit.rows, STEP_ROWS[fit.model])
+    """Real tokens of an optimizer step of 03, in one micro-step or several."""
+    rows = max(fit.rows, stored.rows_per_step(fit.model, fit.row_length))
     return rows * fit.row_length * FILL
 
 
