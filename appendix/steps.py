@@ -125,7 +125,11 @@ ELSEWHERE = [
     replace(E2B, recipe="ours, DECODER remat", topology="v6e-1", size="e4b", remat="DECODER")]
 LONG = replace(OURS, recipe="ours, rows of 8,192, BLOCK remat", micro_batch=1,
                sequence_length=8192, loss="4096", remat="BLOCK")
-LONG_ROWS = [LONG]
+LONG_ROWS = [
+    LONG,
+    replace(LONG, recipe="ours, rows of 8,192, DECODER remat", topology="v6e-8", micro_batch=2,
+            remat="DECODER"),
+]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE, *LONG_ROWS]

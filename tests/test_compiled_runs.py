@@ -140,6 +140,18 @@ def test_machines_says_what_is_compiled_of_the_12b_and_the_e4b():
         assert f"{least:,.0f} to {most:,.0f}" in line
 
 
+def test_readme_says_what_recipe_py_needs_of_a_v5e_chip():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = {"recipe.py as it comes": "this step takes {} GiB", "own data": "it takes {} GiB"}
+    compared = 0
+    for row in steps.stored_rows(recipe_step.STORED):
+        if row["topology"] == "v5e-1":
+            assert said[row["name"]].format(f"{float(row['hbm_gib']):.1f}") in text
+            assert row["fits"] == "True"
+            compared += 1
+    assert compared == 2
+
+
 @pytest.mark.parametrize("topology", ["v5e-1", "v6e-1"])
 def test_the_step_of_recipe_py_is_compiled_with_the_settings_of_own_data(topology):
     case = replace(recipe_step.OWN, topology=topology)
