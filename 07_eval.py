@@ -15,8 +15,8 @@
 #
 # # 07 · pass@k that can be believed
 #
-# Is the tuned model better than its base, and how sure can you be? In our stored run 76% of the tuned model's answers
-# pass, and 0% or 61% of the base's, depending on how you ask the base. On this page you'll judge one problem by hand, try
+# Is the tuned model better than its base, and how sure can you be? In our stored run 73% of the tuned model's answers
+# pass, and 0% or 57% of the base's, depending on how you ask the base. On this page you'll judge one problem by hand, try
 # to cheat the judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k
 # answers passes.
 #
@@ -416,8 +416,8 @@ exam.draw_board(pairs, primary, share, "07_scores", where)
 #
 # - *Both in the trained chat.* If only the base is near zero, then tuning taught it to answer in this chat.
 # - *The primary row.* If the model learned more than to answer, you see it here. But hold the exam again before you
-#   believe it. We held it eight times at size tiny, with models from three trainings. The difference was between +5 and
-#   +15 points, and four of the eight, taken alone, could be luck.
+#   believe it. We held it nine times at size tiny, with models from four trainings. The difference was between +5 and
+#   +16 points, and four of the nine, taken alone, could be luck.
 # - *Both by `official`, and both by `comment`, greedily.* No training row had either wording, so these rows show whether
 #   the skill carries over. Test the wordings that your users will use.
 #

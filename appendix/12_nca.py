@@ -183,7 +183,7 @@ for place, row in enumerate(results.itertuples()):
 ax.axvline(0, color=style.BLACK, lw=1)
 ax.set(yticks=range(len(results)), yticklabels=results.arm + " − " + results.against,
        xlabel="difference of validation losses, nats per token (left: the first is better)",
-       title="Of all starts, only `whole` beats starting from nothing")
+       title='Only "whole" beats starting from nothing')
 ax.invert_yaxis()
 style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 

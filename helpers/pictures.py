@@ -389,7 +389,7 @@ def draw_scales(runs: pd.DataFrame) -> Figure:
         color=style.GRAY,
         alpha=0.2,
         lw=0,
-        label="as trained, ± a yardstick for luck",
+        label="as trained, give or take luck",
     )
     for seed, run in runs.groupby("seed"):
         ax.plot(run.scale, run.greedy, "o-", color=style.BLUE, label=f"one run, seed {seed}")

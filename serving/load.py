@@ -451,7 +451,7 @@ class _Sweep:
         self.made[key] = replace(measurement, lone=self.lone[regime])
 
         delivered = self.last_delivered(regime)
-        words = f"all at once {delivered:.2g}/s"
+        words = f"all at once {rounded(delivered):g}/s"
         if rate < INF:
             share = delivered / rate
             words = f"{rate:g}/s {share:.0%}"
@@ -607,7 +607,7 @@ def _long_run(bench: Bench, part: pd.DataFrame, regime: Regime, rate: float) -> 
             more = ": overloaded"
         name_of_point = at_rate(regime, rate)
         print(f"{name_of_point} for {measurement.duration:.0f} s: {share:.0%} within the "
-              f"objective, {delivered:.2g}/s delivered{more}")
+              f"objective, {rounded(delivered):g}/s delivered{more}")
         if not disturbed:
             break
     held = share >= KEPT and not overloaded

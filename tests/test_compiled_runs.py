@@ -140,6 +140,16 @@ def test_machines_says_what_is_compiled_of_the_12b_and_the_e4b():
         assert f"{least:,.0f} to {most:,.0f}" in line
 
 
+@pytest.mark.parametrize("topology", ["v5p-8", "v6e-8"])
+def test_machines_says_what_is_compiled_of_rows_of_8192(topology):
+    text = (ROOT / "docs/MACHINES.md").read_text(encoding="utf-8")
+    row = stored.compiled_fit(topology, "31b", "bfloat16", 8_192)
+    assert row["sequence_length"] == "8192"
+    least, most = fit.of_row(topology, "31b", row).speeds()
+    gib = f"{float(row['hbm_gib']):.1f} of {float(row['limit_gib']):.1f}"
+    assert f"| {topology} | bfloat16 | {gib} | {least:,.0f} to {most:,.0f} |" in text
+
+
 def test_readme_says_what_recipe_py_needs_of_a_v5e_chip():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     said = {"recipe.py as it comes": "this step takes {} GiB", "own data": "it takes {} GiB"}

@@ -142,7 +142,7 @@ def test_the_sentence_on_the_gain_reads_right_whatever_the_verdict():
     for means, _ in readme_figure.MEANINGS.values():
         assert means.partition(" ")[0] in {"is", "could", "means"}
         filled = readme_figure.fill(readme, {"gain_means": means})
-        assert f"That <!--gain_means-->{means}<!---->, and over eight such exams" in filled
+        assert f"That <!--gain_means-->{means}<!---->, and over nine such exams" in filled
 
 
 def test_what_the_quickstart_printed_stands_in_the_readme(tmp_path):
