@@ -69,7 +69,8 @@ def compiled_fit(
     The rule, in this order:
 
     1. A row of data/dryrun/ has to fit, and its `sequence_length` has to be at least `row_length`.
-       If none is that long, the longest ones count, and their fit says little about yours.
+       If none is that long, the longest ones count, and their fit says little about yours. Rows of
+       more than `SHORT` tokens were compiled for chats as long, and only count for those.
     2. Of these, the one with the most predicted real tokens a second wins. A longer row costs no
        padding: 02 packs to `row_length`, whatever length was compiled, and `settings_here` takes
        more of your rows at once, so that a step has as many tokens as the compiled one.
@@ -91,7 +92,8 @@ def compiled_fit(
     fitting = []
     for row in compiled_rows(slice_name, size):
         is_so_stored = row["base_dtype"] == base_dtype
-        if is_so_stored and row["fits"] == "True":
+        is_too_long = int(row["sequence_length"]) > SHORT >= row_length
+        if is_so_stored and row["fits"] == "True" and not is_too_long:
             fitting.append(row)
     return min(fitting, key=rank, default=None)
 

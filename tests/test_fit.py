@@ -62,6 +62,8 @@ def test_quantized_weights_take_what_their_bits_say():
     ("v5p-32", "31b", 2048, {"mesh": (16, 1), "remat": "NONE", "rows_per_device": 1}),
     ("v5p-8", "31b", 8192, {"mesh": (1, 4), "remat": "BLOCK", "rows_per_device": 1,
                             "rows_per_step": 1}),
+    ("v5e-8", "31b", 8192, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
+                            "base_dtype": "int8", "checkpoint_every": 300, "rows_per_step": 1}),
     ("v6e-8", "31b", 4096, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 2}),
     ("v6e-8", "31b", 2048, {"mesh": (2, 4), "remat": "BLOCK", "rows_per_device": 4}),
     ("v5p-8", "31b", 1024, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 2}),
