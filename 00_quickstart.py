@@ -25,7 +25,7 @@
 # | **Needs** | a free Colab CPU; or Linux with Icarus Verilog (`sudo apt-get install iverilog`), Python 3.11 and `./setup.sh train`. No TPU, no GPU |
 # | **Reads** | `assets/tiny_gemma4` (3.65 million parameters), `data/tiny`, `data/tiny_eval` |
 # | **Writes** | nothing that another notebook needs |
-# | **Time and cost** | 3 to 5 minutes to install, once; then two to four minutes, depending on how busy the two cores are; free |
+# | **Time and cost** | 3 to 5 minutes to install, once; then one and a half to four minutes, depending on how busy the two cores are; free |
 #
 # Choose *Run All* and read along. On Colab the first run stops after installing and asks you to restart the session once.
 
@@ -167,7 +167,7 @@ style.show_tokens(pieces, mask, "00_tokens")
 # %% [markdown]
 # **Everything is read; only the answer is trained.**
 #
-# ## 3. How does it learn? LoRA, in about three minutes
+# ## 3. How does it learn? LoRA, in 36 steps
 # The model's own weights stay *frozen*. Next to each matrix of attention and MLP (the two halves of each layer) we put
 # two thin ones, A and B, and add their product A·B to it. Only A and B, the *adapters*, are trained, and that's LoRA
 # (*low-rank adaptation*). `rank` says how thin they are, and the product is multiplied by `alpha / rank` before it's
@@ -316,7 +316,7 @@ ask(counter.replace("16 bits", "8 bits").replace("clear", "reset"))
 #
 # ## 6. Your turn: two experiments
 # **Which choices mattered?** Note how many of the 38 pass now, and guess the next number: more or fewer? Then change the
-# line, and run its cell and all below it down to section 4 (about three minutes).
+# line, and run its cell and all below it down to section 4 (one to three minutes).
 #
 # 1. Thinner matrices: `rank=2, alpha=4.0` in section 3. That's an eighth of the numbers to train.
 # 2. The wrong mask, which trains the requests, too. Undo the first change, and in section 2 replace the line `fitting = …`

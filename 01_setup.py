@@ -24,7 +24,7 @@
 # | **Needs** | any machine with Python 3.11; for the 31B a TPU: Kaggle's free one, or one that you rent from Google Cloud |
 # | **Reads** | nothing |
 # | **Writes** | `setup.json` |
-# | **Time and cost** | half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h, and the one that serves (answers requests) costs 21.52 USD/h. These are published rates of May 2026, *on demand*: you pay by the hour, and nobody takes the machine away. (Section 4 shows other ways to rent.) |
+# | **Time and cost** | up to half a minute here. On Google Cloud the machine that trains costs 16.80 USD/h, and the one that serves (answers requests) costs 21.52 USD/h. These are published rates of May 2026, *on demand*: you pay by the hour, and nobody takes the machine away. (Section 4 shows other ways to rent.) |
 
 # %% [markdown]
 # ## Before we start

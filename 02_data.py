@@ -24,7 +24,7 @@
 # | **Needs** | a CPU; for the real data 4 GB of memory and the network (`HF_TOKEN` only if the hub asks for one) |
 # | **Reads** | 31B and E2B: CodeV-R1 (a set of Verilog questions with answers) and the model's tokenizer, both from the Hugging Face hub, and the prompts of verilog-eval (NVIDIA's benchmark of 156 problems) by git. Tiny: `data/tiny`, `assets/tiny_gemma4` and `data/tiny_eval`. Or your own data (section 7) |
 # | **Writes** | `data/train`, `data/val`, `data/meta.json`, `data/samples.json` under the run directory |
-# | **Time and cost** | tiny: 10 to 35 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
+# | **Time and cost** | tiny: 8 to 35 seconds; 10,000 rows of CodeV-R1: about a minute after the download; two cores, no accelerator |
 #
 # The outputs shown are those of the tiny run. New words are in the
 # [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md).

@@ -16,7 +16,7 @@
 # # 03 · Fine-tuning Gemma 4 with LoRA on several chips
 #
 # How does a model that only continues texts learn to write the module you asked for? Ask the tiny base for an up-down
-# counter, and it answers with a single period. Train it for seven minutes, ask again, and it answers (measured, in
+# counter, and it answers with a single period. Train it for a few minutes, ask again, and it answers (measured, in
 # section 8):
 #
 # ```verilog
@@ -43,7 +43,7 @@
 # | **Needs** | 31b: a v5p-8 (4 chips, 95.7 GiB each), a v6e-8 (8 chips, 31.25 GiB each) or a v5e-8 (8 chips, 15.75 GiB each). e2b (Gemma 4 E2B, the smallest): one v6e or v5e chip. tiny: any laptop, 4 simulated devices |
 # | **Reads** | `data/` from notebook 02; the base model as safetensors (files of named weights), on a disk, on the Hugging Face hub or in a bucket (`gs://…`) |
 # | **Writes** | `train/checkpoints/<step>/`, `train/log.jsonl`, `train/recipe.json` |
-# | **Time and cost** | tiny: about seven minutes on two CPU cores, up to twelve if they're busy (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 0.83 to 2.35 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
+# | **Time and cost** | tiny: four to twelve minutes on two CPU cores, depending on how fast and how busy they are (measured). 31b, with the download: 0.54 to 1.34 hours on a v5p-8, 0.83 to 2.35 on a v5e-8 (steps and validation are predicted, the rest is assumed or measured by others; [08](08_dryrun.ipynb), section 8) |
 
 # %% [markdown]
 # ## Before we start

@@ -164,13 +164,20 @@ request = asking.chat_request(counter, system, thinking, model=cfg.name, max_tok
 asking.streamed(client, record, request, show=True)  # untimed: it also opens a connection
 arrivals, text, made = asking.streamed(client, record, request)
 gap, doubt = limits.pace(arrivals, made)  # doubt: "", or the reason why this pace can't be right
-print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT",
-      doubt or f"{1e3 * gap:.1f} ms (by its own clock the server took {1e3 * made:.1f} ms a token)")
+if doubt:
+    print("no times, so run this cell again:", doubt)
+else:
+    print(f"TTFT {1e3 * arrivals[0]:,.0f} ms, then TPOT {1e3 * gap:.1f} ms "
+          f"(by its own clock the server took {1e3 * made:.1f} ms a token)")
 
 # %% [markdown]
 # The TTFT does, because the server has to read the whole prompt before it can answer. (The TPOT grows only a little,
-# because every step also reads the keys and values that the prompt left behind.) **You wait once for the prompt, and then
-# you read along as fast as tokens are made.**
+# because every step also reads the keys and values that the prompt left behind.)
+#
+# (If the cell prints no times, this client was late and read many tokens at once. [06](06_bench.ipynb) asks five times
+# and draws the median.)
+#
+# **You wait once for the prompt, and then you read along as fast as tokens are made.**
 #
 # ## 4. The command, on four engines
 # **What exactly gets started?** The command for the 31B on eight v6e chips has some twenty flags, but these five are the

@@ -25,7 +25,7 @@
 # | **Needs** | the server of 05; if it has ended, it's started again. No JAX, no accelerator of its own |
 # | **Reads** | `serve/`, `merge.json` of 04, the model's `config.json` |
 # | **Writes** | `bench/*.json` (every measurement, raw), `bench/results.csv` (one row each), figures |
-# | **Time and cost** | tiny: two to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 works it out for your server); a v5e-8 has a shorter plan, about half an hour |
+# | **Time and cost** | tiny: one and a half to four minutes. 31b: about 2.3 hours of a v6e-8, 50 USD at 21.52 USD/h (section 4 works it out for your server); a v5e-8 has a shorter plan, about half an hour |
 #
 # You see the outputs of the tiny run on a CPU.
 
@@ -208,7 +208,8 @@ style.words(results.summary(table))
 
 # %% [markdown]
 # More load shouldn't make a server deliver less or answer sooner. If the table says so all the same, look at the
-# figures below. A bar runs from the smallest repeat to the largest, so if two bars overlap, the dip may be noise.
+# figures below. A bar runs from the smallest repeat to the largest, so if two bars overlap, the dip may be noise. (On a
+# CPU there's another possible reason: the client works on the server's own cores, and many requests keep it busy, too.)
 #
 # **Believe a difference only if it's larger than the spread of the repeats.**
 #

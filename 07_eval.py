@@ -25,7 +25,7 @@
 # | **Needs** | a serving machine as in notebook 05, and Icarus Verilog (version 12 if there is a choice) |
 # | **Reads** | `merged/` and `merge.json` from 04, `serve/options.json` from 05, `data/` from 02, the base model, a verilog-eval folder |
 # | **Writes** | `eval/{base,tuned}/samples.jsonl`, `per_problem.csv` and `summary.json`, `eval/comparison.json`, figures |
-# | **Time and cost** | tiny: one and a half to five minutes on two CPU cores (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
+# | **Time and cost** | tiny: one to five minutes on two CPU cores (measured). 31b: 14,196 answers, 25 to 55 USD on a v6e-8 (our estimate: 600 tokens an answer, 6,000 with thinking, at the published 1,400 to 3,000 tokens/s) |
 
 # %% [markdown]
 # ## Before we start

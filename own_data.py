@@ -25,7 +25,7 @@
 # | **Needs** | to rehearse with a tiny model: any CPU. For Gemma 4 E2B: a TPU (Colab's v5e-1 or v6e-1, or Kaggle's v5e-8) |
 # | **Reads** | your `.jsonl` file, or `data/ports` as an example; the base model |
 # | **Writes** | a folder below `own/` in the run directory: checkpoints, `adapter/`, `merged/` (10.2 GB for E2B) |
-# | **Time and cost** | tiny: three to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
+# | **Time and cost** | tiny: one and a half to five minutes on two CPU cores (measured); installing 3 to 5 more, once (measured); for E2B add the download of 10.2 GB and some minutes of compiling (assumed) |
 #
 # Choose *Run all* first, without changing anything: it runs with the example. Then name your file.
 #

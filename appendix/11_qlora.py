@@ -25,7 +25,7 @@
 # | **Needs** | any machine with two CPU cores; no accelerator, no network |
 # | **Reads** | the tiny base, `runs/tiny/data` of notebook 02 (made here if it is missing), stored runs in `data/qlora/`, compiled steps in `data/dryrun/` |
 # | **Writes** | `figures/11_*.png` |
-# | **Time and cost** | three to four minutes on two cores |
+# | **Time and cost** | two and a half to four minutes on two cores |
 
 # %% [markdown]
 # ## Before we start

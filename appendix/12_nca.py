@@ -16,7 +16,7 @@
 # # 12 · Can worlds without meaning teach a model to read?
 #
 # **Could a model learn to read better by first watching a world in which nothing means anything?** Dan Lee,
-# Seungwook Han, Akarsh Kumar and Pulkit Agrawal report that it does: *Training Language Models via Neural
+# Seungwook Han, Akarsh Kumar and Pulkit Agrawal report that it can: *Training Language Models via Neural
 # Cellular Automata* ([arXiv 2603.10055](https://arxiv.org/abs/2603.10055),
 # [code](https://github.com/danihyunlee/nca-pre-pretraining)). We draw such worlds, look at what there is to
 # learn in them, and try it on a very small model. There we see no gain: the model that has watched such worlds
@@ -27,7 +27,7 @@
 # | **Needs** | one CPU, 3 GB of memory |
 # | **Reads** | `data/nca/` (stored runs) |
 # | **Writes** | figures |
-# | **Time and cost** | one to two minutes on two cores; the stored runs half an hour on one |
+# | **Time and cost** | half a minute to two minutes on two cores; the stored runs took half an hour on one |
 
 # %% [markdown]
 # ## Before we start
@@ -158,8 +158,8 @@ print(f"films kept whose last frame was there before: {np.mean(repeats):.0%}")
 #
 # The second stage has 300 steps, and in all six arms every part of the model learns at the same rate. (At first we
 # slowed down what was moved, to protect it, and for a fair comparison we did the same to `scratch`. A reader asked
-# what that costs. It cost a lot: without it, `scratch` ends at 0.52 nats instead of 0.70 (LOG.md, 2026-11-25), and
-# only with it had the films looked harmful.)
+# what the slower rate costs. It cost a lot: at the ordinary rate `scratch` ends at 0.52 nats instead of 0.70 (LOG.md,
+# 2026-11-29). And only at the slower rate had the films looked harmful.)
 #
 # A first stage that has learned nothing can't help. So we made a rule for the films: with every seed, the model
 # must close at least half of the gap between counting and looking up. Harder films didn't pass (LOG.md), which
@@ -196,8 +196,8 @@ style.finish(fig, "12_differences", "data/nca; dot: a seed; bar: 95% for all")
 #   `scratch`, by 0.021 nats on average. But the interval includes zero, so even that could be luck.
 # - **We see no sign that it matters how the world moves.** Shuffled films end where the films do.
 # - **Brackets get in the way.** They end 0.110 above `scratch`, and 0.089 above the films.
-# - **Even text before text leaves nothing, if its embedder isn't moved.** After 100 steps it's 0.08 below `scratch`
-#   (`data/nca` has the curves). At the end that lead is gone.
+# - **Even reading other text first leaves no gain, if the embedder isn't moved.** After 100 steps the loss of `text`
+#   is 0.08 below that of `scratch` (`data/nca` has the curves). At the end that lead is gone.
 # - **The test isn't blind.** `whole` wins by 0.18. So what reading has taught sits in the embedder, or needs it.
 #
 # **At this size, films don't teach a model to read.**

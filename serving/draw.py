@@ -124,7 +124,7 @@ def timeline(ax: Axes, arrivals: Sequence[float], gap: float) -> None:
     if np.isfinite(gap):
         gap_ms = 1e3 * gap
         gaps = len(ms) - 1
-        pace = f"{gap_ms:.1f} ms on average, {gaps} pieces (a white line where one arrives)"
+        pace = f"{gap_ms:.1f} ms on average, {gaps} pieces (white lines)"
     bold: dict[str, Any] = {"fontsize": 10, "weight": "bold"}
     ax.plot(0.012 * last, 0.44, "s", color=ORANGE, ms=8)
     ax.text(0.026 * last, 0.36, f"TTFT: {first:.0f} ms", color=BLACK, **bold)
