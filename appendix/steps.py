@@ -88,7 +88,7 @@ ROAD = {PUBLISHED: "published",
         replace(PUBLISHED, recipe="published + bfloat16, no remat", compute_dtype="bfloat16",
                 remat="NONE"): "bfloat16, no remat",
         OURS: "our step", ROWS: "mesh (4, 1)", ROWS_INT8: "int8 products"}
-ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1, micro_batches=2)
+ONE_ROW = replace(OURS, recipe="ours, one row", micro_batch=1)
 DENSE = replace(OURS, recipe="two rows, dense attention", attention_block=0)
 E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="1024")
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
@@ -107,8 +107,9 @@ ELSEWHERE = [
             mesh="8x1", micro_batch=8, remat="BLOCK"),
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
-    NF4, INT8, replace(INT8, recipe="int8, DECODER remat, one row", micro_batches=1),
-    replace(INT8, topology="v6e-4", sequence_length=4096, loss="2048"),
+    replace(NF4, micro_batches=1),  # 03's own step has two there, and on a v6e-4
+    INT8, replace(INT8, recipe="int8, DECODER remat, one row", micro_batches=1),
+    replace(INT8, topology="v6e-4", micro_batches=1, sequence_length=4096, loss="2048"),
     FREE,
     replace(NF4, topology="v5e-8", micro_batches=1, micro_batch=2),
     replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
