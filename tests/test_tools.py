@@ -99,6 +99,22 @@ def test_outputs_older_than_the_results_they_show_are_made_again(project):
     assert "'2'" in (project / "notebooks" / "01_one.ipynb").read_text()
 
 
+def test_outputs_of_another_run_are_taken_also_where_there_are_some(project):
+    """After a new training some pages kept the outputs of the old one, beside new ones."""
+    edit(project / "01_one.py", "print(1 + 1)", "import time\nprint(time.time_ns())")
+    tool(project, "--execute")
+    page = project / "notebooks" / "01_one.ipynb"
+    before = nbformat.read(page, as_version=4).cells[1].outputs[0].text
+    copy = project / "run" / "notebooks" / "01_one.ipynb"
+    edit(copy, before.strip(), "a second run")
+    tool(project, "--execute")
+    assert nbformat.read(page, as_version=4).cells[1].outputs[0].text == before
+    assert "outputs of 01_one" in tool(project, "--take").stdout
+    assert nbformat.read(page, as_version=4).cells[1].outputs[0].text.strip() == "a second run"
+    edit(project / "01_one.py", "time_ns", "time")
+    assert "outputs of" not in tool(project, "--take").stdout, "that was other code"
+
+
 def test_only_notebooks_of_pages_that_are_gone_are_deleted(project):
     tool(project)
     folder = project / "notebooks"

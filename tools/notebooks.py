@@ -362,13 +362,28 @@ def execute_stored(every: bool, folder: Path) -> None:
         notebook, copy = current(source), stored(folder / f"{source.stem}.ipynb")
         if not every and outputs(notebook) and not outdated(notebook):
             continue
-        ran = copy and not has_error(copy) and not outdated(copy) and all(
-            cell.execution_count for cell in code_cells(copy))
-        if ran and not every and keep_outputs(notebook, copy):
+        if copy and is_whole(copy) and not every and keep_outputs(notebook, copy):
             print(f"outputs of {source.stem} as `run_all.sh` executed it -> {shown(FOLDER)}")
         else:
             notebook = execute(source, folder)
         write(target_of(source), text_of(notebook))
+
+
+def is_whole(copy: Notebook) -> bool:
+    """Did every cell of an executed copy run, without an error, on what's stored today?"""
+    if has_error(copy) or outdated(copy):
+        return False
+    return all(cell.execution_count for cell in code_cells(copy))
+
+
+def take(folder: Path) -> None:
+    """Store the outputs of all pages that `run_all.sh` has executed, if their code is today's."""
+    for source in sources():
+        notebook = build(source)
+        copy = stored(folder / f"{source.stem}.ipynb")
+        if copy and is_whole(copy) and keep_outputs(notebook, copy):
+            write(target_of(source), text_of(notebook))
+            print(f"outputs of {source.stem} from {shown(folder)}")
 
 
 # ── Publishing ──
@@ -389,14 +404,19 @@ def main() -> None:
                         help="give outputs to the notebooks that have none, run at the tiny size")
     parser.add_argument("--all", action="store_true",
                         help="with --execute: run all of them, whatever was run before")
+    parser.add_argument("--take", action="store_true",
+                        help="take the outputs of every page that run_all.sh has executed in "
+                             "RUN_DIR, also where a page has outputs already")
     options = parser.parse_args()
     if options.check:
         found = problems()
         print("\n".join(found) or "notebooks: all up to date, with outputs, without errors")
         raise SystemExit(1 if found else 0)
     update()
+    run = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny")
+    if options.take:
+        take(run / "notebooks")
     if options.execute:
-        run = ROOT / (os.environ.get("RUN_DIR") or "runs/tiny")
         try:
             execute_stored(options.all, run / "notebooks")
         finally:
