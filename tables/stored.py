@@ -12,9 +12,8 @@ REMATS = ("NONE", "BLOCK", "DECODER")  # what's computed again, from nothing to 
 STORAGES = ("bfloat16", "int8", "nf4")  # of a frozen base: 2 bytes a weight, 1, or half of one
 PLAIN = ("", "bfloat16")  # how settings and records name a base that isn't quantized
 TRIED_IN_03 = ("bfloat16", "int8")  # storages, in this order
-# Packed rows of an optimizer step, as in 03, up to this many tokens in a row.
-ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}
-SHORT = 4_096
+ROWS_PER_STEP = {"31b": 2, "12b": 4, "e2b": 4, "e4b": 4}  # packed rows of 03's optimizer step
+SHORT = 4_096  # tokens; a step has a single row if that's longer
 
 
 # {(slice, size): optimizer steps between two checkpoints}, where writing one may take minutes: on
@@ -92,8 +91,10 @@ def compiled_fit(
     fitting = []
     for row in compiled_rows(slice_name, size):
         is_so_stored = row["base_dtype"] == base_dtype
-        is_too_long = int(row["sequence_length"]) > SHORT >= row_length
-        if is_so_stored and row["fits"] == "True" and not is_too_long:
+        is_long = int(row["sequence_length"]) > SHORT
+        if is_long and row_length <= SHORT:
+            continue
+        if is_so_stored and row["fits"] == "True":
             fitting.append(row)
     return min(fitting, key=rank, default=None)
 
