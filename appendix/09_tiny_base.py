@@ -482,9 +482,8 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 # module, even for names and widths that it never saw together. Two things are missing:
 #
 # - It doesn't answer a chat request, it continues it.
-# - It writes what it has read, bugs included. (That shows less in these answers, which take the likeliest token each
-#   time. Wrong code can go wrong in many ways, so each single bug is rarer than the right line, and the right line often
-#   stays the likeliest.)
+# - It writes what it has read, bugs included. (You see few bugs in these answers, because they take the likeliest
+#   token each time. A line can be wrong in many ways, so the right line is usually likelier than any single bug.)
 #
 # Notebook 03 teaches the base how to answer. Whether that also teaches it to prefer right code is one of 07's questions.
 # (07 may count one more or one fewer for the same base. It asks through a server that rounds differently, which can tip
