@@ -22,6 +22,10 @@ LAUNCHER = ROOT / "serving" / "vllm_cpu.py"
 LINKS = "runs/.served"  # below ROOT: links to folders whose own names vLLM can't take
 TEXT_ONLY = '{"image": 0, "video": 0, "audio": 0}'  # so vLLM sets up neither vision nor audio
 READY = "VLLM_ENGINE_READY_TIMEOUT_S=3600"  # vLLM gives up after ten minutes; a TPU compiles first
+# Seconds that an idle connection stays open. By itself vLLM closes it after five, and a client that
+# sends at that moment (`vllm bench serve` keeps its connections for 60) has a failed request: on a
+# machine that had stood still for ten seconds, 25 of 343.
+KEEP_OPEN = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE=90"
 QWIX = {"int8": "int8", "fp8": "float8_e4m3fn"}  # the names that Qwix gives to these types
 
 
@@ -230,7 +234,7 @@ def own_places(engine: str) -> dict[str, str]:
 def _cpu(options: Options, container: str) -> Parts:
     """vLLM's CPU build, from its own virtual environment."""
     folders = folders_of(options).renamed()
-    settings = ["VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", *options.environment]
+    settings = ["VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", KEEP_OPEN, *options.environment]
     words = [
         str(VENV / "python"),
         str(LAUNCHER),
@@ -269,6 +273,7 @@ def _tpu(options: Options, container: str) -> Parts:
     settings = [
         "HF_HUB_OFFLINE=1",
         READY,
+        KEEP_OPEN,
         *_kept_compilations(options),
         *_model_code(options),
         *options.environment]
@@ -313,7 +318,7 @@ def _docker(
     for source, target in folders:
         mounts += _mount(source, target)
     variables = []
-    for variable in ["HF_HUB_OFFLINE=1", READY, *options.environment, *more]:
+    for variable in ["HF_HUB_OFFLINE=1", READY, KEEP_OPEN, *options.environment, *more]:
         variables += ["-e", variable]
 
     words = [

@@ -455,6 +455,8 @@ class _Sweep:
         if rate < INF:
             share = delivered / rate
             words = f"{rate:g}/s {share:.0%}"
+        if measurement.failed:
+            words += f" ({measurement.failed} of {point.requests} requests failed)"
         print(f"  {words}", end="", flush=True)
 
     def requests_at(self, regime: Regime, rate: float) -> int:

@@ -1016,6 +1016,7 @@ def test_the_table_of_the_series_is_what_vllm_measured():
     for entry in table.itertuples():
         name = f"{entry.input_len}-{entry.output_len}_{entry.rate:g}_{entry.repeat}.json"
         raw = json.loads((RUN / "bench" / name).read_text())
+        assert raw["failed"] == 0, set(raw["errors"])
         assert raw["request_throughput"] == pytest.approx(raw["completed"] / raw["duration"])
         assert entry.ttft_p50_ms == pytest.approx(1e3 * np.median(raw["ttfts"]))
         assert np.median(raw["input_lens"]) == pytest.approx(entry.input_len, abs=4)

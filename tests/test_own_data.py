@@ -324,8 +324,8 @@ def test_the_page_ran_and_the_tuned_model_is_better():
     seconds = json.loads((RUN / "times.json").read_text())["seconds"]["own_data"]
     assert seconds < 600, "four minutes on two quiet cores; this one may be busy"
     said = "".join(output.get("text", "") for cell in cells for output in cell.get("outputs", ()))
-    (base, tuned), = re.findall(r"\| overlap \| (\d+) \| (\d+) \|", said)
-    assert int(tuned) > int(base) + 20
+    (base, tuned), = re.findall(r"\| overlap \| ([\d.]+) \| ([\d.]+) \|", said)
+    assert float(tuned) > float(base) + 20
     assert "flatters" in said or "doesn't contradict it" in said
 
 

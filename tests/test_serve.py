@@ -5,6 +5,7 @@ server is started by the tests marked `slow` and by the series.
 """
 
 import glob
+import http.client
 import itertools
 import json
 import math
@@ -1068,6 +1069,23 @@ def test_acceptance_is_what_the_counters_say(monkeypatch):
 # -- The real thing --------------------------------------------------------------------------------
 
 
+def stays_open(base_url, seconds):
+    """Does the server answer twice on one connection that is idle in between?"""
+    connection = http.client.HTTPConnection(base_url.removeprefix("http://"))
+    connection.auto_open = True
+    connection.request("GET", "/health")
+    connection.getresponse().read()
+    connection.auto_open = False  # if the server has closed it, the next request fails
+    time.sleep(seconds)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (http.client.HTTPException, OSError):
+        return False
+    finally:
+        connection.close()
+
+
 @needs_serve
 @pytest.mark.slow
 def test_real_server_ids_stops_and_end(tmp_path, proxy, monkeypatch):
@@ -1089,6 +1107,7 @@ def test_real_server_ids_stops_and_end(tmp_path, proxy, monkeypatch):
             before = asking.counters(record)
             client.run(point)
             assert 1e-5 < asking.seconds_per_token(before, asking.counters(record)) < 10
+        assert stays_open(record.base_url, seconds=7.0), "vLLM alone would close it after five"
         tokenizer = chat.load_tokenizer(model)
         for messages in (
             *(
