@@ -272,32 +272,39 @@ def lower_ours(recipe: Recipe, mesh: Mesh, config: ModelConfig,
     return programs.lower(program, settings_of(recipe, fsdp), shapes_of(recipe, fsdp), mesh, model)
 
 
+def published_adapters(base: Gemma4) -> Gemma4:
+    """The model with Qwix's stock LoRA, by the published script's own pattern."""
+    provider = qwix.LoraProvider(module_path=PUBLISHED_MODULES, rank=RANK, alpha=ALPHA)
+    tokens = jnp.ones((1, 2), jnp.int32)
+    attention = jnp.ones((1, 2, 2), bool)
+    return qwix.apply_lora_to_model(base, provider, tokens, attention_mask=attention,
+                                    rngs=nnx.Rngs(0))
+
+
+def published_optimizer() -> optax.GradientTransformation:
+    """The published script's optimizer."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
+    return optax.adamw(schedule, weight_decay=0.001)
+
+
+def published_input(rows: peft_trainer.TrainingInput) -> dict[str, Any]:
+    """The model's arguments of a batch, as the published script makes them."""
+    real = rows.input_tokens != 0
+    return {"input_tokens": rows.input_tokens,
+            "input_mask": rows.input_mask,
+            "positions": sft_utils.build_positions_from_mask(real),
+            "attention_mask": sft_utils.make_causal_attn_mask(real)}
+
+
 def lower_published(recipe: Recipe, mesh: Mesh, config: ModelConfig) -> jax.stages.Lowered:
     """The published script's micro-step, an eighth of its optimizer step, lowered as Tunix does.
 
     Tunix's trainer as it comes: stock LoRA by the script's own pattern, gradients averaged by
     `optax.MultiSteps`, the one-hot loss over all positions, a step that returns the whole model.
     """
-    provider = qwix.LoraProvider(module_path=PUBLISHED_MODULES, rank=RANK, alpha=ALPHA)
-
-    def adapt(model):
-        tokens = jnp.ones((1, 2), jnp.int32)
-        attention = jnp.ones((1, 2, 2), bool)
-        return qwix.apply_lora_to_model(model, provider, tokens, attention_mask=attention,
-                                        rngs=nnx.Rngs(0))
-
-    def model_input(rows):
-        real = rows.input_tokens != 0
-        return {"input_tokens": rows.input_tokens,
-                "input_mask": rows.input_mask,
-                "positions": sft_utils.build_positions_from_mask(real),
-                "attention_mask": sft_utils.make_causal_attn_mask(real)}
-
     base = gemma.abstract_base(config, mesh)
-    model = gemma.place(nnx.eval_shape(adapt, base), mesh)
+    model = gemma.place(nnx.eval_shape(published_adapters, base), mesh)
     config.remat_config = RematConfig[recipe.remat]
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 100, 1_244)
-    optimizer = optax.adamw(schedule, weight_decay=0.001)
 
     shape = (recipe.micro_batch, recipe.sequence_length)
     spec = NamedSharding(mesh, PartitionSpec("fsdp"))
@@ -305,7 +312,8 @@ def lower_published(recipe: Recipe, mesh: Mesh, config: ModelConfig) -> jax.stag
     is_trained = jax.ShapeDtypeStruct(shape, bool, sharding=spec)
     batch = peft_trainer.TrainingInput(tokens, is_trained)
     with mesh:
-        return lower_tunix(model, mesh, optimizer, model_input, batch, micro_batches=8)
+        return lower_tunix(model, mesh, published_optimizer(), published_input, batch,
+                           micro_batches=8)
 
 
 def lower_tunix(model: nnx.Module, mesh: Mesh, rule: optax.GradientTransformation,
