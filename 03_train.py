@@ -265,10 +265,12 @@ helpers.show_source(train.make_train_step)
 # only one micro-batch's activations are in memory at a time. At the end AdamW changes the adapters. The step reads the
 # frozen weights and doesn't return them ([14](14_jax.ipynb), section 6, says what that saves).
 #
-# The model's layers aren't in this function. But you may wonder about attention, because a score for every pair of tokens
-# in a long row takes a lot of memory. So in rows longer than `attention_block` we use attention of our own. It lets at
-# most that many tokens look back at a time. It computes no scores for what comes after them or, in sliding layers, for
-# what lies too far back.
+# <details><summary>And the attention over long rows?</summary>
+#
+# A score for every pair of tokens in a long row takes a lot of memory. So in rows longer than `attention_block` we use
+# attention of our own. It lets at most that many tokens look back at a time. It computes no scores for what comes after
+# them or, in sliding layers, for what lies too far back.
+# </details>
 #
 # Compiling takes minutes for the 31B. But it needs no weights, so it starts now, in the background. (*Tracing* comes
 # first: JAX runs the Python function once, on shapes, and writes down every operation.)

@@ -32,8 +32,9 @@
 # <details><summary>Colab, Kaggle, and the 31B</summary>
 #
 # When a session ends, its disk is wiped, so section 7 downloads the adapter. On Colab you can keep everything: add a cell
-# before the first one, and in that cell set the environment variable `RUN_DIR` to a folder on your Drive. On Kaggle set
-# it to a folder below `/tmp`, because `/kaggle/working` holds 20 GB only.
+# before the first one that mounts your Drive (`from google.colab import drive; drive.mount("/content/drive")`) and sets
+# the environment variable `RUN_DIR` to a folder below `/content/drive/MyDrive`. On Kaggle set `RUN_DIR` to a folder below
+# `/tmp`, because `/kaggle/working` holds 20 GB only.
 #
 # (A v5e-1 or v6e-1 is one TPU chip, a v5e-8 eight of them, and a v5p-8 four larger ones.)
 #

@@ -17,6 +17,7 @@ from tpu_time import bands, report
 from tpu_time.clock import Prediction
 
 REST, WAITS = "the rest", "waits"
+LETTER = 0.0085  # width of a small letter, of the longest bar
 COLORS = {  # few enough to tell apart
     "MLP": style.BLUE,
     "output matrix": style.PURPLE,
@@ -83,7 +84,7 @@ def draw_road(road: Sequence[tuple[str, float, float]], told: float) -> None:
     """Factors of `steps.road` as bars on a logarithmic axis, from the published recipe's speed, 1.
 
     The blue bar is what 03 does. Below it stand two stretches that 03 doesn't go by itself: another
-    mesh, and int8 products, which no measurement checks, so their bar is hatched.
+    mesh, and int8 products, which no measurement on a TPU checks, so their bar is hatched.
 
     Args:
       road: (label, real tokens a second before, and after) of each stretch, that mesh and int8
@@ -106,7 +107,7 @@ def draw_road(road: Sequence[tuple[str, float, float]], told: float) -> None:
     _draw_stretch(ax, below + 2, first, after, first, style.SKY)
     _draw_stretch(ax, below + 3, start, end, first, "white", hatch="///")
     place_labels(ax, [*labels, MINE, mesh, f"03 on {mesh}",
-                      f"{int8}\n(nothing measured\nto check it)"])
+                      f"{int8}\n(not measured\non any TPU)"])
 
     longest = labels[np.argmax(factors)]
     right_end = 1.4 * end / first
@@ -138,13 +139,15 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
     """The time of two micro-steps or more, by part of the model; waits are hatched."""
     fig, ax = style.figure(9, 1.2 + 0.7 * len(predictions))
     labels = []
+    longest = max(prediction.clock for prediction in predictions.values())
     for place, (recipe, prediction) in enumerate(predictions.items()):
         rows = steps.parts_of(recipe, prediction)
         sums = rows.groupby(rows.part.map(group_of)).seconds.sum()
         left = 0.0
         for group, color in COLORS.items():
             width = sums.get(group, 0.0)
-            _draw_part(ax, place, group, left, width, color)
+            is_wide = width > LETTER * len(group) * longest
+            _draw_part(ax, place, group, left, width, color, is_wide)
             left += width
         labels.append(f"{recipe.recipe} ({steps.real_tokens(recipe):,.0f}\nreal tokens)")
     place_labels(ax, labels)
@@ -153,22 +156,30 @@ def draw_parts(predictions: Mapping[steps.Recipe, Prediction]) -> None:
     longer = fast.clock / slow.clock
     ax.set(title=f"A micro-step of {last.recipe} takes {longer:.2f} times as long, "
            f"for {more_tokens:.1f} times the real tokens", xlabel="seconds")
+    ax.set_ylim(-len(predictions) + 0.5, 0.65)
     ax.grid(axis="y", visible=False)
     style.finish(fig, "08_parts", "predicted from the compiled programs, 31B, all 60 layers")
 
 
 def _draw_part(
-        ax: Axes, place: int, group: str, left: float, width: float, color: str) -> None:
-    """One piece of a bar of `draw_parts`, with its name inside; waits are white, and hatched."""
+        ax: Axes, place: int, group: str, left: float, width: float, color: str,
+        is_wide: bool) -> None:
+    """One piece of a bar of `draw_parts`, with its name inside, or above it if it's too narrow.
+
+    Waits are white, and hatched.
+    """
     fill, hatch, ink = color, "", "white"
     if group == WAITS:
         fill, hatch, ink = "white", "////", color
     if group in ("attention", "LoRA", REST):
         ink = style.BLACK
     ax.barh(-place, width, left=left, color=fill, edgecolor=color, hatch=hatch, height=0.75)
+    middle = left + width / 2
+    if not is_wide:
+        ax.text(middle, 0.41 - place, group, color=style.BLACK, fontsize=8, ha="center")
+        return
     box = {"facecolor": fill, "edgecolor": "none", "pad": 1.0}
-    ax.text(left + width / 2, -place, group, color=ink, fontsize=8, ha="center", va="center",
-            bbox=box)
+    ax.text(middle, -place, group, color=ink, fontsize=8, ha="center", va="center", bbox=box)
 
 
 def draw_anchors(rows: pd.DataFrame) -> None:

@@ -15,6 +15,7 @@ from serving.results import (
     KEPT,
     KEPT_UP,
     LIMIT,
+    NOISY,
     OVERLOADED,
     LongRun,
     Measurement,
@@ -35,6 +36,7 @@ LIGHT = "#C9C9C9"
 COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
 MARKERS = "osD^vP"  # for a print without colors
 SHAPES = {KEPT_UP: "o", LIMIT: "D", OVERLOADED: "o"}  # of a point, by the state of its rate
+CROSS = "X"  # of a point whose rate is noisy
 
 
 def label(ax: Axes, x: float, y: float, text: str, color: str, **more: Any) -> None:
@@ -227,7 +229,8 @@ def curves(
     """A column over the offered rates, by regime: medians, and the range of the repeats.
 
     A point is full where the server keeps up, a gray diamond at its limit, and hollow where it's
-    overloaded. A line joins the rates; all at once is no rate, so it stands alone.
+    overloaded. A cross is noisy: its measurements contradict each other. A line joins the rates;
+    all at once is no rate, so it stands alone.
 
     Args:
       words: what the column is, with its unit.
@@ -328,13 +331,16 @@ def _curve_of_regime(
     ax.plot(places[is_rate], middle[is_rate], color=look.color)
     state_of = states(part)
     for rate, row in stats.iterrows():
-        state = state_of[rate].removesuffix(", noisy")
+        state = state_of[rate]
+        shape = SHAPES[state.removesuffix(NOISY)]
+        if state.endswith(NOISY):
+            shape = CROSS
         filling = _filling(state, look.color)
         ax.errorbar(
             place[rate],
             row["median"],
             yerr=_range(row),
-            fmt=SHAPES[state],
+            fmt=shape,
             color=look.color,
             mfc=filling,
             capsize=3,
@@ -343,6 +349,8 @@ def _curve_of_regime(
 
 def _filling(state: str, color: str) -> str:
     """The inside of a point, by the state of its rate."""
+    if state.endswith(NOISY):
+        return LIGHT
     return {KEPT_UP: color, LIMIT: LIGHT, OVERLOADED: "white"}[state]
 
 
@@ -351,11 +359,15 @@ def _legend_of_states(ax: Axes, table: pd.DataFrame, where: str = "best") -> Non
     found = set()
     for _, part in table.groupby(["input_len", "output_len"]):
         for state in states(part).values():
-            found.add(state.removesuffix(", noisy"))
+            if state.endswith(NOISY):
+                state = NOISY
+            found.add(state)
     for state, shape in SHAPES.items():
         if state in found:
             filling = _filling(state, BLUE)
             ax.plot([], [], shape, color=BLUE, mfc=filling, label=state)
+    if NOISY in found:
+        ax.plot([], [], CROSS, color=BLUE, mfc=LIGHT, label="noisy")
     ax.legend(fontsize=8, loc=where)
     ax.set_xlabel("offered rate, requests/s (log scale)")
 

@@ -16,6 +16,7 @@ from tables import records
 INF = math.inf
 KEPT = 0.9        # of a rate: a server that delivers this much keeps up
 KEPT_UP, LIMIT, OVERLOADED = "kept up", "at the limit", "overloaded"  # of `verdicts`
+NOISY = ", noisy"  # what `states` puts behind such a word
 CONTRADICTED = 0.8  # of what the server has shown that it can: who delivers less was disturbed
 APART = 0.2       # of the median: repeats of a rate that lie further from each other are noise
 BUSY = 0.3        # of the day: a service that people use
@@ -413,14 +414,21 @@ def promises(held: Sequence[LongRun], table: pd.DataFrame) -> list[str]:
 
 
 def while_it_keeps_up(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows at rates up to the knee of their regime; all finite rates of one without a knee."""
+    """The rows at rates up to the knee of their regime, without noisy rates if there are others.
+
+    Of a regime without a knee it's all finite rates.
+    """
     parts = []
     for _, part in table.groupby(["input_len", "output_len"]):
         last, _ = kept_up(part)
         if not last:
             finite = part.rate[part.rate < INF]
             last = max(finite)
-        parts.append(part[part.rate <= last])
+        below = part[part.rate <= last]
+        calm = below[~below.rate.isin(noisy(part))]
+        if calm.empty:
+            calm = below
+        parts.append(calm)
     return pd.concat(parts)
 
 
@@ -583,6 +591,6 @@ def states(part: pd.DataFrame) -> dict[float, str]:
         elif rate >= above:
             state = OVERLOADED
         if rate in doubtful:
-            state += ", noisy"
+            state += NOISY
         words[rate] = state
     return words

@@ -697,6 +697,8 @@ def test_what_contradicts_itself_is_noise_and_what_is_too_much_is_overloaded():
     folded = repeats_of(STORED)
     folded.loc[folded.rate == 27.4, "ttft_p90_ms"] = 149.0
     assert results.noisy(folded) == [27.4] and results.states(folded)[27.4] == "kept up, noisy"
+    regime = folded.assign(input_len=64, output_len=16)
+    assert set(results.while_it_keeps_up(regime).rate) == {38.7, 54.8, 83.8}
     assert results.noisy(repeats_of({4: [4, 4, 3], 8: [8, 8, 8], INF: [9, 9, 9]})) == [4]
     assert results.noisy(repeats_of({4: [4, 4, 4], 8: [5, 5, 5], 12: [9, 9, 9]})) == [8]
     assert results.noisy(repeats_of({4: [4, 4, 4], 8: [5, 5, 5], INF: [9, 9, 9]})) == [], (

@@ -62,4 +62,4 @@ def test_what_the_pages_say_of_the_gpu_is_in_the_table():
     alone = six["published"] / six["ours, on the published row"]
     status = (ROOT / "docs/STATUS.md").read_text()
     assert f"{said} ({alone:.1f} without packing)" in status
-    assert said in (ROOT / "README.md").read_text()
+    assert said in " ".join((ROOT / "README.md").read_text().split())
