@@ -278,7 +278,7 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 #   memory), leave more of each chip to the compiled programs: `flags=("--gpu-memory-utilization", "0.85")` in `FULL`
 #   frees 2.2 GiB of a chip, and ten long requests still fit.
 # - **Row 5 if eleven requests aren't enough**: two copies of the model, with weights and cache in fp8. Write
-#   `"31b": SECOND` in section 1 and run `./run_all.sh 05 07`. This row [may run out of memory,
+#   `"31b": SECOND` in section 1 and run 05 to 07 again (`./run_all.sh 05 07`). This row [may run out of memory,
 #   too](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#what-is-known-to-start), and only 07 can [tell you
 #   whether the answers
 #   suffer](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours).

@@ -16,9 +16,9 @@
 # # 07 · pass@k that can be believed
 #
 # Is the tuned model better than its base, and how sure can you be? In our stored run 73% of the tuned model's answers
-# pass, and 0% to 57% of the base's, depending on how you ask the base. On this page you'll judge one problem by hand, try
-# to cheat the judge, and compare both models problem by problem. We measure *pass@k*, the chance that at least one of k
-# answers passes.
+# pass, and 0% or 57% of the base's: none in the chat that we trained with, and 57% in the wording that suits the base
+# best. On this page you'll judge one problem by hand, try to cheat the judge, and compare both models problem by problem.
+# We measure *pass@k*, the chance that at least one of k answers passes.
 #
 # | | |
 # |---|---|

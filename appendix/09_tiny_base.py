@@ -486,8 +486,9 @@ pd.DataFrame(passed).fillna(0).astype(int).T
 #   token each time. A line can be wrong in many ways, so the right line is usually likelier than any single bug.)
 #
 # Notebook 03 teaches the base how to answer. Whether that also teaches it to prefer right code is one of 07's questions.
-# (07 may count one more or one fewer for the same base. It asks through a server that rounds differently, which can tip
-# a token.)
+# (If 07 also takes the likeliest token each time, it may count one more or one fewer for the same base. It asks through
+# a server that rounds differently, which can tip a token. 07's main score for the base is lower, because there the tokens
+# are drawn at random, so more of the bugs show up.)
 #
 # **A base knows what it has read. It doesn't know how to be asked, and it doesn't know right from wrong.**
 #

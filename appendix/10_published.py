@@ -98,7 +98,7 @@ display(shown.style.hide(axis="index"))
 # %%
 claimed = published.claimed_ratios(results)
 agree = claimed.recomputed == claimed.claimed_ratio
-print(f"{agree.sum()} of {len(claimed)} ratios follow from their row; the others:")
+print(f"{agree.sum()} of {len(claimed)} ratios follow from their row. What doesn't:")
 display(claimed.loc[~agree, ["context", "metric", "tpu", "gpu", "claimed_ratio", "recomputed"]])
 
 # %% [markdown]
@@ -273,7 +273,8 @@ shown = ["prompts", "input_len", "output_len", "output_tok_s", "tpot_median_ms"]
 runs[[*shown, "answers in progress"]].style.hide(axis="index").format(precision=1)
 
 # %% [markdown]
-# With more prompts, the TPU made 1.6 to 2.3 times the 1,404. (In three of the four runs the prompts were shorter, too.)
+# With more prompts, the TPU made 1.6 to 2.3 times the 1,404. (In three of the four runs the prompts were also shorter
+# than the 1,024 tokens behind the 1,404.)
 # The run with 256 prompts shows where more requests stop helping. Section 5 found room for 187,627 tokens, and each of
 # these requests needs up to 2,048. So the cache holds about 91 of them, and the others have to wait. The last column
 # agrees.

@@ -32,14 +32,13 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from helpers import chat, gemma, remote, track, weights
-from helpers.gemma import gib
+from helpers.gemma import LESS_AT_ONCE, chip_of_mesh, gib
 from helpers.packing import COLUMNS, check_data
 from helpers.records import OLDER, DataMeta, Recipe
 from helpers.run import (
     DamagedError, UserError, clock, damaged, damaged_notes, digest, phase, run_dir, same_size,
     write_json, write_text)
 from helpers.run import size as size_of_run
-from tables.hardware import chip_of
 from tables.settings import setting
 from tables.stored import PLAIN
 from tables.texts import json_lines
@@ -606,17 +605,9 @@ GATHERS_BESIDE = {
 }
 
 
-# By default the scheduler works on several layers at once, as long as the chip has room for it: on
-# mesh (4, 2) of a v5e-8 it plans 15.4 of 15.75 GiB for the 31B's int8 step, and 10.5 with these.
-LESS_AT_ONCE = {
-    "xla_tpu_scheduler_percent_shared_memory_limit": 50,
-    "xla_jf_rematerialization_percent_shared_memory_limit": 75,
-}
-
-
 def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     """The options that a TPU's compiler gets for the step on this mesh; None if it gets none."""
-    chip = _chip_of_mesh(mesh)
+    chip = chip_of_mesh(mesh)
     options: dict[str, Any] = {}
     if chip == "v5p":
         options |= LARGE_TILES
@@ -630,15 +621,9 @@ def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
     return options
 
 
-def _chip_of_mesh(mesh: Mesh) -> str | None:
-    """Name of a mesh's chips, such as v5e; None for a CPU."""
-    first_device = mesh.devices.flat[0]
-    return chip_of(first_device.device_kind)
-
-
 def _is_short_of_memory(mesh: Mesh) -> bool:
     """Does a mesh have chips so small that its compiler gets `LESS_AT_ONCE`?"""
-    is_small = _chip_of_mesh(mesh) == "v5e"
+    is_small = chip_of_mesh(mesh) == "v5e"
     return is_small and mesh.shape["fsdp"] > 1 and mesh.shape["tp"] > 1
 
 

@@ -340,6 +340,8 @@ def test_the_compilers_options_by_chip_and_mesh(kind, shape, expected):
     mesh = SimpleNamespace(devices=devices, size=devices.size, shape=dict(zip(
         ("fsdp", "tp"), shape, strict=True)))
     assert train.compiler_options(mesh) == expected
+    several_small_chips = kind == "TPU v5 lite" and shape != (1, 1)
+    assert gemma.answer_options(mesh) == (train.LESS_AT_ONCE if several_small_chips else None)
 
 
 # ── Log, checkpoints, resume ──
