@@ -25,7 +25,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
 # | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
-# | **Time and cost** | one to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 19 CPU minutes and 8 to 22 GB of memory per row of a whole model. No TPU |
+# | **Time and cost** | one to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 28 CPU minutes and 8 to 22 GB of memory per row of a whole model (36 GB for rows of 16,384 tokens). No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
 # measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
@@ -389,8 +389,9 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # <details><summary><b>And what about memory, and about writing text instead of training?</b></summary>
 #
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
-#   0.2% (`python -m appendix.memory`). Our tables have what XLA reports after a whole compilation. That's up to 11%
-#   more (`tpu_time/compiler.py`). One such number is published, but for a step that our compiler refuses.
+#   0.2% (`python -m appendix.memory`), and within 2% for three steps that the chips refused and that use another
+#   attention kernel (`python -m appendix.splash`). Our tables have what XLA reports after a whole compilation. That's up
+#   to 11% more (`tpu_time/compiler.py`). One such number is published, but for a step that our compiler refuses.
 # - Writing: somebody timed the 31B on a v5e-8 in plain JAX. A token took 19.9 ms, and our clock says 18.9. A prompt of 256
 #   tokens took 56 to 81 ms, and our clock says 55. For the same author's mixture of experts (the 26B-A4B) we predict 15 to
 #   38% too little (`python -m appendix.decode`). If all these counted, the typical miss would be 19% ([why they

@@ -94,6 +94,7 @@ E2B = Recipe("ours", size="e2b", micro_batches=4, sequence_length=2048, loss="10
 NF4 = Recipe("nf4, DECODER remat", "v5e-4", remat="DECODER", micro_batches=2, sequence_length=2048,
              loss="1024", base_dtype="nf4")
 INT8 = replace(NF4, recipe="int8, DECODER remat", base_dtype="int8")
+INT8_ONE = replace(INT8, recipe="int8, DECODER remat, one row", micro_batches=1)  # 11's, on a v5e-4
 FREE = replace(INT8, recipe="int8, mesh (4, 2), DECODER remat", topology="v5e-8", mesh="4x2",
                micro_batches=1, micro_batch=4)  # Kaggle lends that slice
 ELSEWHERE = [
@@ -108,9 +109,12 @@ ELSEWHERE = [
     replace(OURS, recipe="ours, four rows, BLOCK remat", topology="v6e-8", micro_batch=4,
             remat="BLOCK"),
     replace(NF4, micro_batches=1),  # 03's step has two micro-batches: this says only what fits
-    INT8, replace(INT8, recipe="int8, DECODER remat, one row", micro_batches=1),
+    INT8, INT8_ONE,
     replace(INT8, topology="v6e-4", micro_batches=1, sequence_length=4096, loss="2048"),
     FREE,
+    replace(FREE, recipe="int8, mesh (4, 2), int8 products, DECODER remat", int8_products=True),
+    replace(INT8, recipe="int8, rows of 4,096, DECODER remat", topology="v5e-8", micro_batches=1,
+            micro_batch=2, sequence_length=4096, loss="2048"),
     replace(NF4, topology="v5e-8", micro_batches=1, micro_batch=2),
     replace(INT8, recipe="int8, BLOCK remat", topology="v6e-8", micro_batches=1, micro_batch=2,
             sequence_length=4096, loss="2048", remat="BLOCK"),
@@ -121,13 +125,19 @@ ELSEWHERE = [
     replace(NF4, recipe="nf4, DECODER remat, one row", topology="v5e-1", size="e4b",
             micro_batches=1),
     replace(INT8, topology="v6e-1", size="12b", micro_batches=4),
+    replace(NF4, recipe="nf4, DECODER remat, one row", topology="v5e-1", size="12b",
+            micro_batches=1),
     replace(E2B, recipe="ours, DECODER remat", topology="v5e-8", size="12b", micro_batches=1,
             micro_batch=8, remat="DECODER"),
     replace(E2B, recipe="ours, DECODER remat", topology="v6e-1", size="e4b", remat="DECODER")]
 LONG = replace(OURS, recipe="ours, rows of 8,192, BLOCK remat", micro_batch=1,
                sequence_length=8192, loss="4096", remat="BLOCK")
+LONGER = replace(LONG, recipe="ours, rows of 16,384, BLOCK remat", sequence_length=16_384,
+                 loss="8192")
 LONG_ROWS = [  # compiled as steps only, so they aren't among `AS_03_RUNS`
-    LONG,
+    LONG, LONGER,
+    replace(LONGER, recipe="ours, rows of 16,384, DECODER remat", topology="v6e-8", micro_batch=2,
+            remat="DECODER"),
     replace(LONG, recipe="ours, rows of 8,192, DECODER remat", topology="v6e-8", micro_batch=2,
             remat="DECODER"),
     replace(LONG, recipe="int8, rows of 8,192, DECODER remat", topology="v5e-8", micro_batch=2,
@@ -136,8 +146,8 @@ LONG_ROWS = [  # compiled as steps only, so they aren't among `AS_03_RUNS`
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
 RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE, *LONG_ROWS]
-# What 03 takes where a slice is meant for a size (`stored.settings_here`), and mesh (8, 1).
-AS_03_RUNS = [OURS, ROWS, FREE,
+# What 03 takes where a slice is meant for a size (`stored.settings_here`), mesh (8, 1), and 11's.
+AS_03_RUNS = [OURS, ROWS, FREE, INT8_ONE,
               *(recipe for recipe in ELSEWHERE
                 if recipe.base_dtype == "bfloat16" and recipe.size in ("31b", "e2b", "e4b"))]
 

@@ -369,6 +369,8 @@ def test_the_plan_of_the_step_with_splash_attention_adds_up():
         ours = row.whole_gib - row.arguments_gib if row.theirs == "temporaries" else row.whole_gib
         assert row.miss == pytest.approx(ours / row.theirs_gib - 1, abs=2e-3)
         assert (row.whole_gib < 15.75) == (row.theirs == "temporaries"), "fits, or is refused"
+    refused = rows[rows.theirs == "refused"]
+    assert len(refused) == 3 and refused.miss.abs().max() < 0.02, "as 08 and STATUS say"
 
 
 def test_the_memory_planned_here_is_the_memory_planned_on_chips():
