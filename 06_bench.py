@@ -16,7 +16,7 @@
 # # 06 · How fast is it, and how fast could it be?
 #
 # How many people can use the server of notebook 05 before they notice each other? In our stored run the tiny model's
-# server, on two CPU cores, answered in time at 86 requests a second: the first token came within a second, and each
+# server, on two CPU cores, answered in time at 120 requests a second: the first token came within a second, and each
 # further one within 100 ms. We time one request, then many, and find the rate at which a queue begins. We also show what
 # physics would allow, and what a token costs.
 #

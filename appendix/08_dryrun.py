@@ -25,7 +25,7 @@
 # | **Needs** | Linux on x86-64 and `./setup.sh dryrun` (libtpu, 0.7 GB) for the live part; without it, you see stored results |
 # | **Reads** | `data/configs/` (shapes of the models) and `data/dryrun/` (stored rows); no weights |
 # | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
-# | **Time and cost** | one to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 28 CPU minutes and 8 to 22 GB of memory per row of a whole model (36 GB for rows of 16,384 tokens). No TPU |
+# | **Time and cost** | one to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 30 CPU minutes and 8 to 25 GB of memory per row of a whole model (36 GB for rows of 16,384 tokens). No TPU |
 #
 # Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
 # measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
@@ -165,8 +165,9 @@ else:
 
 # %% [markdown]
 # 03 compiles four more programs: one makes the optimizer's state, one evaluates, and two write answers. Each of them
-# fits next to whatever else is on the chip. Nearly all of them need less than the step. (The exception is the evaluation
-# on a v5e-8, which needs 11.9 GiB, against 11.2.)
+# fits next to whatever else is on the chip. Nearly all of them need less than the step. (The exceptions are the
+# evaluation on a v5e-8, which needs 11.9 GiB against the step's 11.2, and two programs beside [11](11_qlora.ipynb)'s step
+# of one row on a v5e-4: the evaluation needs 14.4, and the answers after training need 13.2, against 13.0.)
 
 # %%
 style.folded("03's other programs, slice by slice", steps.other_programs())
@@ -390,8 +391,10 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`), and within 2% for three steps that the chips refused and that use another
-#   attention kernel (`python -m appendix.splash`). Our tables have what XLA reports after a whole compilation. That's up
-#   to 11% more (`tpu_time/compiler.py`). One such number is published, but for a step that our compiler refuses.
+#   attention kernel (`python -m appendix.splash`). Our tables have what XLA reports after a whole compilation. If the
+#   program fits, that's up to 11% more than the plan (`tpu_time/compiler.py`). (If it doesn't, it may be far more: once
+#   the plan said 15.4 GiB, and the compiler then asked for 25.1.) Others have published one number for a finished program,
+#   but for a step that our compiler refuses.
 # - Writing: somebody timed the 31B on a v5e-8 in plain JAX. A token took 19.9 ms, and our clock says 18.9. A prompt of 256
 #   tokens took 56 to 81 ms, and our clock says 55. For the same author's mixture of experts (the 26B-A4B) we predict 15 to
 #   38% too little (`python -m appendix.decode`). If all these counted, the typical miss would be 19% ([why they

@@ -447,6 +447,16 @@ def test_a_server_is_started_found_reused_replaced_and_ended(fake, capsys):
     assert not any(map(alive, processes.members(again))) and not (folder / "server.json").exists()
 
 
+def test_a_server_on_the_cpu_lets_its_clients_go_first(fake):
+    record = serving.start(*fake)
+    assert os.getpriority(os.PRIO_PROCESS, 0) < server.BEHIND, "else this says nothing"
+    for pid in processes.members(record):
+        assert os.getpriority(os.PRIO_PROCESS, pid) == server.BEHIND
+        session = Path(f"/proc/{pid}/autogroup")
+        if session.exists():
+            assert session.read_text().split()[-1] == str(server.BEHIND)
+
+
 def test_two_servers_have_two_folders_and_may_start_together(fake):
     options, folder = fake
     started = serving.start(options, folder, wait=False)
