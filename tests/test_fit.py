@@ -18,7 +18,8 @@ NAMES = fit.SLICES | fit.ONE_CHIP
 STORED = [(name, model, row) for name in NAMES for model in fit.LENGTHS
           for row in fit._stored(name, model)]
 KNOWN_MISS = pytest.mark.xfail(strict=True, reason="`fit.estimate` says why")
-MISSED = {("v6e-8", "int8, BLOCK remat"), ("v5e-4", "int8, DECODER remat")}
+MISSED = {("v6e-8", "int8, BLOCK remat"), ("v5e-4", "int8, DECODER remat"),
+          ("v6e-8", "ours, rows of 16,384, DECODER remat")}
 
 
 @pytest.mark.parametrize("name, model, row", [
@@ -69,7 +70,7 @@ def test_quantized_weights_take_what_their_bits_say():
     ("v5p-8", "31b", 1024, {"mesh": (4, 1), "remat": "NONE", "rows_per_device": 2}),
     ("v5e-8", "31b", 2048, {"mesh": (4, 2), "remat": "DECODER", "rows_per_device": 1,
                             "base_dtype": "int8", "checkpoint_every": 300}),
-    ("v5e-8", "31b", 4096, {"mesh": (4, 2), "remat": "DECODER", "rows_per_device": 1,
+    ("v5e-8", "31b", 4096, {"mesh": (2, 4), "remat": "DECODER", "rows_per_device": 1,
                             "base_dtype": "int8", "checkpoint_every": 300}),
     ("v5e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
     ("v6e-1", "e2b", 2048, {"mesh": (1, 1), "remat": "NONE", "rows_per_device": 1}),
@@ -135,7 +136,8 @@ def test_the_price_and_03_speak_of_the_same_step(length):
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
-        mine = stored.compiled_fit(name, size, dtype, length or fit.LENGTHS[size][0])
+        usual = fit.PACKED_SHORTER.get((name, size), fit.LENGTHS[size][0])
+        mine = stored.compiled_fit(name, size, dtype, length or usual)
         priced = fit.best_fit(*NAMES[name], size, dtype, length)
         fits = priced.compiled and priced.fits
         assert fits == (mine is not None), (name, size, dtype)
