@@ -27,8 +27,8 @@
 # | **Writes** | figures under `RUN_DIR/figures/`; `data/dryrun/*.csv` with `DRYRUN=full` (compiles what's missing) or `DRYRUN=again` (predicts times again) |
 # | **Time and cost** | one to five minutes on two cores and 2 GB. `DRYRUN=full`: 4 to 30 CPU minutes and 8 to 25 GB of memory per row of a whole model (36 GB for rows of 16,384 tokens). No TPU |
 #
-# Memory is *compiled*, times are *predicted*, and we've measured neither. (Section 9 compares them with what others
-# measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
+# Memory is *compiled*, times are *predicted*, and we've measured neither on a TPU. (Section 9 compares them with what
+# others measured.) The [glossary](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/GLOSSARY.md) has the terms.
 
 # %% [markdown]
 # ## Before we start
@@ -245,6 +245,7 @@ steps.show_parts(steps.OURS, sixty)
 table = steps.stored("v5p-8_31b")
 ours = steps.in_order(table, [steps.OURS, steps.ROWS])
 ours = pd.concat([ours, steps.stored("v5p-32_31b"), steps.stored("v6e-8_31b")])
+ours = ours[ours.sequence_length <= 4096]  # docs/MACHINES.md has longer rows
 SHOWN = {"recipe": "recipe", "hbm_gib": "sum GiB", "fits": "fits",
          "real_tokens_per_step": "real tokens a step", "seconds_predicted": "s, predicted",
          "seconds_exposed": "of these waiting", "tokens_per_second_predicted": "real tokens/s"}
@@ -327,7 +328,8 @@ figures.draw_road(steps.road(table), told)
 # An int8 *base* saves memory, and time only where a chip waits for gathered weights. So we list it only where bfloat16
 # doesn't fit. In the table, `rows x length` says how many rows the chips compute at once, and how many tokens a row has.
 # `mesh` is `fsdp` by `tp`. (If you list the E2B, too, you'll see *yes, tight*: it fits, but no setting
-# leaves a tenth of the chip free.)
+# leaves a tenth of the chip free. On a v5e-4, 03's step computes one row at a time but has two, and that loop is why it
+# doesn't fit. Section 3's step there has a single row.)
 
 # %%
 MY_TOKENS = 10_000 * 922  # the published run's samples, and its mean of tokens in one
@@ -394,7 +396,7 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #   attention kernel (`python -m appendix.splash`). Our tables have what XLA reports after a whole compilation. If the
 #   program fits, that's up to 11% more than the plan (`tpu_time/compiler.py`). (If it doesn't, it may be far more: once
 #   the plan said 15.4 GiB, and the compiler then asked for 25.1.) Others have published one number for a finished program,
-#   but for a step that our compiler refuses.
+#   but for a step that our compiler refuses, so we can't compare the two.
 # - Writing: somebody timed the 31B on a v5e-8 in plain JAX. A token took 19.9 ms, and our clock says 18.9. A prompt of 256
 #   tokens took 56 to 81 ms, and our clock says 55. For the same author's mixture of experts (the 26B-A4B) we predict 15 to
 #   38% too little (`python -m appendix.decode`). If all these counted, the typical miss would be 19% ([why they
@@ -402,7 +404,8 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 #
 # </details>
 #
-# And has anybody run *this* repository on a chip?
+# And has anybody run *this* repository on a TPU? (On a GPU [we've timed single
+# steps](https://github.com/OWNER/gemma4-on-tpu/blob/main/data/measured/README.md#on-a-gpu).)
 
 # %%
 from tables import measured

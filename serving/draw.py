@@ -407,8 +407,14 @@ def promise(
         for look, part in _regimes(_with_shares(stricter)):
             middle = part.groupby("rate").kept.median()
             ax.plot(middle.index, middle, "--", color=look.color, lw=1.2)
-            last = middle.index[-1]
-            label(ax, last, middle[last], "half the objective", BLACK, ha="right", xytext=(0, -9))
+            from_half = (middle - 50).abs()
+            rate = from_half.idxmin()
+            beside = (-8, -4)  # of the slope
+            if from_half[rate] > 35:  # there's no point on the slope
+                rate = middle.index[-1]
+                beside = (0, -9)
+            words = "half the objective"
+            label(ax, rate, middle[rate], words, BLACK, ha="right", xytext=beside)
     if len(regimes) == 1:
         _shade_above_the_knee(ax, finite)
     stars = {}
