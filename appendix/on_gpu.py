@@ -38,19 +38,19 @@ DEVIATION = 0.02     # of the random weights
 WARMUPS, TIMED = 2, 5
 RATE = 1e-3          # constant, so that a few steps on one batch move the loss
 SEGMENT = 512        # tokens of an example in a packed row
-ONE = "1x1"          # the mesh of one device
+ALONE = "1x1"        # the mesh of one device
 
-PUBLISHED = replace(steps.PUBLISHED, mesh=ONE)
-ITS_ROW = replace(PUBLISHED, recipe="ours, on the published row", trainer="03", remat="NONE",
-                  compute_dtype="bfloat16", loss="1536", attention_block=1024)
-ROWS = replace(steps.ROWS, recipe="ours, four rows of 2,048", mesh=ONE)
+PUBLISHED = replace(steps.PUBLISHED, mesh=ALONE)
+ON_ITS_ROW = replace(PUBLISHED, recipe="ours, on the published row", trainer="03", remat="NONE",
+                     compute_dtype="bfloat16", loss="1536", attention_block=1024)
+ROWS = replace(steps.ROWS, recipe="ours, four rows of 2,048", mesh=ALONE)
 KINDS = {
     "published": PUBLISHED,
     "published, bfloat16": replace(PUBLISHED, recipe="published + bfloat16, no remat",
                                    compute_dtype="bfloat16", remat="NONE"),
-    "its row": ITS_ROW,
+    "its row": ON_ITS_ROW,
     "rows": ROWS,
-    "long rows": replace(steps.OURS, recipe="ours, two rows of 4,096", mesh=ONE),
+    "long rows": replace(steps.OURS, recipe="ours, two rows of 4,096", mesh=ALONE),
     "int8": replace(ROWS, recipe="ours, int8 base", base_dtype="int8"),
     "int8 products": replace(ROWS, recipe="ours, int8 products", base_dtype="int8",
                              int8_products=True),
@@ -68,7 +68,7 @@ def _cases() -> dict[str, Recipe]:
         cases[f"{kind}, 6"] = replace(KINDS[kind], layers=6)
     cases["whole"] = replace(ROWS, recipe="ours, one row at a time, DECODER remat",
                              remat="DECODER", micro_batches=4, micro_batch=1)
-    cases["e2b"] = replace(steps.E2B, recipe="ours, one row at a time", mesh=ONE)
+    cases["e2b"] = replace(steps.E2B, recipe="ours, one row at a time", mesh=ALONE)
     for layers in (6, 12):
         for kind in ("long rows", "published, bfloat16"):
             cases[f"{kind}, {layers}"] = replace(KINDS[kind], layers=layers)
@@ -263,11 +263,12 @@ def at_all_layers(table: pd.DataFrame, recipe: str, layers: int = 60) -> float:
 
 def speeds(table: pd.DataFrame) -> dict[str, float]:
     """{recipe: real tokens a second with all layers} of what was measured at two depths."""
-    found = {}
+    of_recipe = {}
     for recipe, rows in table.groupby("recipe"):
         if rows.layers.nunique() > 1:
-            found[recipe] = rows.real_tokens.iloc[0] / at_all_layers(table, recipe)
-    return found
+            seconds = at_all_layers(table, recipe)
+            of_recipe[recipe] = rows.real_tokens.iloc[0] / seconds
+    return of_recipe
 
 
 def main(out: str, *names: str) -> None:

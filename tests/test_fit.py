@@ -136,7 +136,7 @@ def test_the_price_and_03_speak_of_the_same_step(length):
     """
     compared = 0
     for name, size, dtype in itertools.product(NAMES, fit.LENGTHS, quantized.BASE_DTYPES):
-        usual = fit.PACKED_SHORTER.get((name, size), fit.LENGTHS[size][0])
+        usual, *_ = fit.lengths_on(name, size)
         mine = stored.compiled_fit(name, size, dtype, length or usual)
         priced = fit.best_fit(*NAMES[name], size, dtype, length)
         fits = priced.compiled and priced.fits

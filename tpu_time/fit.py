@@ -33,8 +33,8 @@ ADAPTER_BYTES = 12     # of a number of an adapter: itself and Adam's two moment
 TILE = 32              # weights that share a bfloat16 scale (nf4); int8 has one a channel
 SCORES = 2.6           # bytes of a query and key: two numbers, some of which the compiler drops
 REMATS = ("NONE", "BLOCK", "DECODER")  # from the fastest to the smallest
-# Tokens of a row, the better length first.
 PACKED_SHORTER = {("v5e-8", "31b"): 2048}  # tokens of 02's rows on a slice, if it isn't the better
+# Tokens of a row, the better length first.
 LENGTHS: dict[str, tuple[int, ...]] = {
     "31b": (4096, 2048),
     "e2b": (2048, 1024),
@@ -223,6 +223,18 @@ def lengths_of(model: str) -> tuple[int, ...]:
         models = ", ".join(LENGTHS)
         raise UserError(f"model={model}: there are {models}.")
     return LENGTHS[model]
+
+
+def lengths_on(slice_name: str, model: str) -> tuple[int, ...]:
+    """`lengths_of` on a slice: on a v5e-8 02 makes rows of 2,048 for the 31B.
+
+    Raises:
+      UserError: as `lengths_of`.
+    """
+    lengths = lengths_of(model)
+    if (slice_name, model) in PACKED_SHORTER:
+        return (PACKED_SHORTER[slice_name, model],)
+    return lengths
 
 
 @functools.cache
@@ -556,10 +568,8 @@ def best_fit(
       row_length: tokens of a row; None: as for `will_it_fit`, and an estimate that doesn't fit is
         tried with half as many. (On a v5e-8 it's the 2,048 that 02 makes there.)
     """
-    lengths = lengths_of(model)
     name = slice_name(kind, chips)
-    if (name, model) in PACKED_SHORTER:
-        lengths = (PACKED_SHORTER[name, model],)
+    lengths = lengths_on(name, model)
     if row_length is not None:
         lengths = (row_length,)
     row = stored.compiled_fit(name, model, base_dtype, lengths[0])
