@@ -35,8 +35,8 @@ SOFT = "#57606A"  # of words in gray
 LIGHT = "#C9C9C9"
 COLORS = (BLUE, ORANGE, GREEN, "#D55E00", "#CC79A7", SKY)
 MARKERS = "osD^vP"  # for a print without colors
-SHAPES = {KEPT_UP: "o", LIMIT: "D", OVERLOADED: "o"}  # of a point, by the state of its rate
-CROSS = "X"  # of a point whose rate is noisy
+# Of a point, by the state of its rate.
+SHAPES = {KEPT_UP: "o", LIMIT: "D", OVERLOADED: "o", NOISY: "X"}
 
 
 def label(ax: Axes, x: float, y: float, text: str, color: str, **more: Any) -> None:
@@ -331,27 +331,29 @@ def _curve_of_regime(
     ax.plot(places[is_rate], middle[is_rate], color=look.color)
     state_of = states(part)
     for rate, row in stats.iterrows():
-        state = state_of[rate]
-        shape = SHAPES[state.removesuffix(NOISY)]
-        if state.endswith(NOISY):
-            shape = CROSS
+        state = _drawn_as(state_of[rate])
         filling = _filling(state, look.color)
         ax.errorbar(
             place[rate],
             row["median"],
             yerr=_range(row),
-            fmt=shape,
+            fmt=SHAPES[state],
             color=look.color,
             mfc=filling,
             capsize=3,
             zorder=3)
 
 
-def _filling(state: str, color: str) -> str:
-    """The inside of a point, by the state of its rate."""
+def _drawn_as(state: str) -> str:
+    """The key of `SHAPES` for one of `results.states`: a noisy rate is noisy, whatever else."""
     if state.endswith(NOISY):
-        return LIGHT
-    return {KEPT_UP: color, LIMIT: LIGHT, OVERLOADED: "white"}[state]
+        return NOISY
+    return state
+
+
+def _filling(state: str, color: str) -> str:
+    """The inside of a point, by a key of `SHAPES`."""
+    return {KEPT_UP: color, LIMIT: LIGHT, OVERLOADED: "white", NOISY: LIGHT}[state]
 
 
 def _legend_of_states(ax: Axes, table: pd.DataFrame, where: str = "best") -> None:
@@ -359,15 +361,12 @@ def _legend_of_states(ax: Axes, table: pd.DataFrame, where: str = "best") -> Non
     found = set()
     for _, part in table.groupby(["input_len", "output_len"]):
         for state in states(part).values():
-            if state.endswith(NOISY):
-                state = NOISY
-            found.add(state)
+            found.add(_drawn_as(state))
     for state, shape in SHAPES.items():
         if state in found:
             filling = _filling(state, BLUE)
-            ax.plot([], [], shape, color=BLUE, mfc=filling, label=state)
-    if NOISY in found:
-        ax.plot([], [], CROSS, color=BLUE, mfc=LIGHT, label="noisy")
+            words = state.removeprefix(", ")
+            ax.plot([], [], shape, color=BLUE, mfc=filling, label=words)
     ax.legend(fontsize=8, loc=where)
     ax.set_xlabel("offered rate, requests/s (log scale)")
 
