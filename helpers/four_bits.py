@@ -13,8 +13,9 @@ and towers are copied.
 import re
 import shutil
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +28,9 @@ from tables import architecture
 
 GROUP = 32  # weights that share a scale; a TPU's kernel wants fewer than 128
 WORD = 8    # numbers in an int32
-ROWS = 1_024  # of a matrix that are in memory at a time
+LEVELS = (8, 7, 6, 5, 4)  # what a group's largest weight may become, but for its sign
+ROWS = 256  # of a matrix that a thread works on at a time
+THREADS = 8  # that work on a matrix: numpy computes on one core
 SHIFTS = 4 * np.arange(WORD, dtype=np.uint32)
 MATRIX = re.compile(architecture.PEFT_TARGETS + r"\.weight")
 LAYER = re.compile(r"model\.(language_model\.)?layers\.(\d+)\.")
@@ -65,9 +68,13 @@ METHOD: dict[str, Any] = {  # `quantization_config` of google's own gemma-4-31B-
 def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Four-bit numbers of some rows of a matrix.
 
-    The largest weight of a group becomes -8, whatever its sign, so a scale may be negative.
-    llama.cpp's Q4_0 does the same. That's why the weights of google's `-qat-q4_0-unquantized`
-    models, which lie on just these steps, come back as they were.
+    Each group of weights tries several scales. The first gives its largest weight the number -8,
+    whatever the weight's sign (so a scale may be negative), as llama.cpp's Q4_0 does. The others
+    give it -7, -6, -5 and -4. The group keeps the scale that loses least. That's why the weights of
+    google's `-qat-q4_0-unquantized` models come back: they lie on four-bit steps already, but the
+    largest of a group isn't always at 8 (measured on google's files by
+    github.com/xbill9/gemma4-dev, `jev-tpu-31b/repack_q4_0.py`). A largest weight at 3, 2 or 1 is
+    one at 6, 4 or 4 of half or a quarter of the step.
 
     Args:
       rows: [m, in] in any float type; `in` is a multiple of `GROUP`.
@@ -79,16 +86,42 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     groups = weights.reshape(len(rows), -1, GROUP)
     sizes = np.abs(groups)
     place = sizes.argmax(axis=-1, keepdims=True)
-    largest = np.take_along_axis(groups, place, axis=-1)
-    scales = largest / -8  # [m, in / GROUP, 1]
-    scales = scales.astype(ml_dtypes.bfloat16)
+    largest = np.take_along_axis(groups, place, axis=-1)  # [m, in / GROUP, 1]
 
-    steps = scales.astype(np.float32)
-    steps[steps == 0] = 1  # a group of zeros
+    numbers = np.zeros(groups.shape, np.int8)
+    scales = np.zeros(largest.shape, ml_dtypes.bfloat16)
+    least = np.full(largest.shape, np.inf, np.float32)
+    for level in LEVELS:
+        tried = _numbers_at(groups, largest / -level)
+        scale = _best_scale(groups, tried)
+        off = tried * scale.astype(np.float32) - groups
+        lost = _dot(off, off)
+        better = lost < least
+        numbers = np.where(better, tried.astype(np.int8), numbers)
+        scales = np.where(better, scale, scales)
+        least = np.where(better, lost, least)
+    return numbers.reshape(rows.shape), scales[..., 0]
+
+
+def _numbers_at(groups: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The nearest numbers, float32 [m, g, GROUP], of groups with these steps, [m, g, 1]."""
+    steps = np.where(steps == 0, 1, steps)  # a group of zeros
     nearest = np.rint(groups / steps)
-    numbers = np.clip(nearest, -8, 7)
-    numbers = numbers.astype(np.int8).reshape(rows.shape)
-    return numbers, scales[..., 0]
+    return nearest.clip(-8, 7, out=nearest)
+
+
+def _best_scale(groups: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The scales, bfloat16 [m, g, 1], with which these numbers come nearest to the groups: the
+    least-squares fit of one factor."""
+    squares = _dot(numbers, numbers)
+    fit = _dot(numbers, groups) / np.maximum(squares, 1)
+    return fit.astype(ml_dtypes.bfloat16)
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The dot products of two arrays' groups, [m, g, 1]."""
+    products = np.einsum("mgi,mgi->mg", a, b)
+    return products[..., None]
 
 
 def pack(numbers: np.ndarray) -> np.ndarray:
@@ -112,6 +145,35 @@ def restore(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return rows.astype(ml_dtypes.bfloat16)
 
 
+class _Part(NamedTuple):
+    """Some rows of a matrix in four bits."""
+
+    words: np.ndarray   # int32 [m, in / 8]
+    scales: np.ndarray  # bfloat16 [m, in / GROUP]
+    total: float        # the squared norm of the rows
+    lost: float         # that of what four bits lost of them
+
+
+def _pack_rows(rows: np.ndarray) -> _Part:
+    """Some rows, [m, in], in four bits.
+
+    Raises:
+      FloatingPointError: they hold NaN or Inf.
+    """
+    rows = rows.astype(np.float32)
+    is_finite = np.isfinite(rows)
+    if not is_finite.all():
+        raise FloatingPointError("NaN or Inf")
+    numbers, scales = quantize(rows)
+    words = pack(numbers)
+    difference = restore(words, scales).astype(np.float32) - rows
+    return _Part(
+        words,
+        scales,
+        total=float(np.vdot(rows, rows)),
+        lost=float(np.vdot(difference, difference)))
+
+
 def _three_tensors(name: str, tensor: Tensor) -> tuple[Arrays, float]:
     """A matrix in four bits, {name: array}, and its relative error, ‖restored - W‖ / ‖W‖.
 
@@ -123,27 +185,18 @@ def _three_tensors(name: str, tensor: Tensor) -> tuple[Arrays, float]:
         raise UserError(f"{name} is {shape}: its rows can't be cut into groups of "
                         f"{GROUP}, so this model can't be packed into four bits. Serve merged/.")
     matrix = tensor.array()
-    all_words = []
-    all_scales = []
-    total = lost = 0.0  # squared norms
-    for first in range(0, len(matrix), ROWS):
-        end = first + ROWS
-        rows = matrix[first:end].astype(np.float32)
-        is_finite = np.isfinite(rows)
-        if not is_finite.all():
-            raise UserError(f"{tensor.file}: {name} has NaN or Inf. Run 04_merge again.")
-        numbers, scales = quantize(rows)
-        words = pack(numbers)
-        all_words.append(words)
-        all_scales.append(scales)
-        restored = restore(words, scales)
-        difference = restored.astype(np.float32) - rows
-        total += float(np.vdot(rows, rows))
-        lost += float(np.vdot(difference, difference))
+    blocks = [matrix[first:first + ROWS] for first in range(0, len(matrix), ROWS)]
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            parts = list(pool.map(_pack_rows, blocks))
+    except FloatingPointError as error:
+        raise UserError(f"{tensor.file}: {name} has {error}. Run 04_merge again.") from error
+    total = sum(part.total for part in parts)
+    lost = sum(part.lost for part in parts)
 
     arrays = {
-        f"{name}_packed": np.concatenate(all_words),
-        f"{name}_scale": np.concatenate(all_scales),
+        f"{name}_packed": np.concatenate([part.words for part in parts]),
+        f"{name}_scale": np.concatenate([part.scales for part in parts]),
         f"{name}_shape": np.array(matrix.shape, np.int64),
     }
     error = 0.0
@@ -241,10 +294,12 @@ def dequantize(model: str | Path, out: str | Path) -> None:
       out: the folder to make; it appears when it's complete.
 
     Raises:
-      UserError: `model` isn't such a folder, or the disk is too small.
+      UserError: `model` isn't such a folder, `out` is the same one, or the disk is too small.
     """
     model = Path(model)
     out = Path(out)
+    if out.resolve() == model.resolve():
+        raise UserError(f"{out} would replace the folder that it's made from. Name another one.")
     config = architecture.read_config(model)
     method = config.pop("quantization_config", None)
     if method != METHOD:
