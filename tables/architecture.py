@@ -268,6 +268,16 @@ def read_config(source: Config | str | Path) -> Config:
     return config
 
 
+def only_trained_for_four_bits(quantized: Config) -> bool:
+    """Whether a `quantization_config` only says what the weights were trained for.
+
+    Google's `-qat-q4_0-unquantized` models hold bfloat16 weights. Their `quantization_config` has a
+    `quant_type` and no `quant_method` (github.com/jundot/omlx/pull/1690); vLLM takes such a model
+    as not quantized, too.
+    """
+    return "quant_type" in quantized and not quantized.get("quant_method")
+
+
 def text_config(config: Config) -> Config:
     """The text part of a config.json, nested under `text_config` or flat, with all `COMPUTED` keys.
 
@@ -292,7 +302,7 @@ def text_config(config: Config) -> Config:
             "yet. Take the 31B, 12B, E4B or E2B."
         )
     quantized = config.get("quantization_config") or text.get("quantization_config")
-    if quantized:
+    if quantized and not only_trained_for_four_bits(quantized):
         method = quantized.get("quant_method", "with quantization_config")
         raise UserError(
             f"this base is quantized ({method}), and adapters are trained beside "

@@ -221,6 +221,20 @@ def test_top_of_a_nested_config_is_read_too():
         architecture.layers(nested | {"quantization_config": {"quant_method": "gptq"}})
 
 
+def test_a_base_that_was_trained_for_four_bits_is_taken():
+    """Google's -qat-q4_0-unquantized: bfloat16 weights, and no method that has packed them."""
+    of_qat = {"quantization_config": {"quant_type": "q4_0"}}
+    for where in ("beside", "inside"):
+        nested = {"model_type": "gemma4", "text_config": random_gemma.TINY}
+        if where == "beside":
+            nested |= of_qat
+        else:
+            nested["text_config"] = random_gemma.TINY | of_qat
+        assert architecture.layers(nested) == architecture.layers(random_gemma.TINY)
+    with one_line("quantized .with quantization_config."):
+        architecture.layers(random_gemma.TINY | {"quantization_config": {"quant_algo": "NVFP4"}})
+
+
 def test_what_changes_nothing_is_taken():
     known = gemma.config_from_hf(random_gemma.TINY)
     harmless = {"attn_logit_softcapping": None, "unsloth_version": "2026.1", "use_cache": False,
