@@ -386,7 +386,10 @@ def compiled_or_refused(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compile
 
 
 def gib_asked_for(refusal: str) -> float | None:
-    """GiB that a refused program needed; None where the compiler doesn't say it."""
+    """GiB that a refused program needed, its arguments included; None if the compiler doesn't say.
+
+    What XLA's message calls "HLO temporaries" counts the arguments, too.
+    """
     needed = re.search(r"(?:Used |temporaries \()([\d.]+)G", refusal)
     return float(needed[1]) if needed else None
 
