@@ -107,7 +107,12 @@ def folders_of(options: Options) -> Folders:
 # -- What every engine is told ---------------------------------------------------------------------
 
 def _shared(options: Options, folders: Folders) -> list[str]:
-    """vLLM's arguments, the same on every engine."""
+    """vLLM's arguments, the same on every engine.
+
+    A message's content is given to the chat template as a text, as in training. By itself vLLM
+    makes a list of parts of it, and Gemma 4's template writes a space after each part of a system
+    message.
+    """
     caching = "--no-enable-prefix-caching"
     if options.prefix_caching:
         caching = "--enable-prefix-caching"
@@ -120,6 +125,7 @@ def _shared(options: Options, folders: Folders) -> list[str]:
         "--kv-cache-dtype", options.kv_cache_dtype,
         "--max-model-len", str(options.max_model_len),
         "--max-num-batched-tokens", str(options.max_num_batched_tokens),
+        "--chat-template-content-format", "string",
         "--tensor-parallel-size", str(options.tensor_parallel),
         "--data-parallel-size", str(options.data_parallel),
         caching,

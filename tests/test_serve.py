@@ -66,7 +66,8 @@ for arguments in job["serve"]:
                       "lora": bool(args.lora_modules), "step": args.max_num_batched_tokens,
                       "limits": args.limit_mm_per_prompt, "draft": args.speculative_config,
                       "tools": [args.enable_auto_tool_choice, args.tool_call_parser,
-                                args.reasoning_parser]}))
+                                args.reasoning_parser],
+                      "content": args.chat_template_content_format}))
 for arguments in job["bench"]:
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
@@ -193,6 +194,7 @@ def test_vllm_itself_understands_every_flag_of_serve_and_bench(adapter, drafter)
     assert read["tools"]["tools"] == [True, "gemma4", "gemma4"]
     assert read["drafted"]["tools"][:2] == [False, None]
     assert read["cpu"]["draft"]["method"] == "ngram" and read["tpu"]["draft"] is None
+    assert {each["content"] for each in read.values()} == {"string"}
     nothing = {"image": 0, "video": 0, "audio": 0}
     assert all(each["limits"] == ({} if name == "cpu" else nothing) for name, each in read.items())
     slo = ["ttft:500", "tpot:30"]
