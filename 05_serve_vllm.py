@@ -244,14 +244,16 @@ print(f"if the sliding layers kept only their window: {windowed:.0f} requests")
 # Then why do they keep everything? Because vLLM's *hybrid cache*, which keeps only the window, is switched off for this
 # model in its TPU package (0.32.0).
 #
-# Let's check the arithmetic. Three other servers of the 31B have logged how many tokens their cache holds:
+# Let's check the arithmetic. Five other servers of the 31B have logged how many tokens their cache holds. Two of them
+# hold the model in four bits on a single chip:
 
 # %%
 config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# Our formula is off by about half a percent at most. So let's use it to compare six ways to place the model on the
+# Our formula is off by one and a half percent at most. (vLLM hands out whole blocks of 128 tokens, and that alone is one
+# percent of the smallest cache.) So let's use it to compare six ways to place the model on the
 # chips. (`fp8` is a number format of one byte, and bfloat16 takes two.)
 
 # %%
@@ -266,7 +268,7 @@ ax.set_title(f"Eight v6e chips hold {held[0]} requests of 16,384 tokens,\n"
 style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data sheet")
 
 # %% [markdown]
-# (The three logs above check row 1 and one copy of row 2. Nothing checks the other rows.)
+# (The logs above check rows 1 and 6, and one copy of row 2. Nothing checks the other rows.)
 #
 # (Why doesn't row 3 hold twice as many as row 1? The TPU package stores a head's key and value in words of 32 bits. On
 # four or more chips, each chip has one head of a full layer. In fp8 its key and value fill only half of a word, so there
@@ -283,8 +285,8 @@ style.finish(fig, "05_memory", "arithmetic from config.json and the v6e data she
 #   whether the answers
 #   suffer](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#fewer-bits-how-to-measure-yours).
 # - **Row 6 for an eighth of the price**: the whole 31B on one chip, from 04's `merged-w4a16/`. It only takes shorter
-#   requests, and [nobody has served it on a chip
-#   yet](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits).
+#   requests. Others [have served a 31B in this
+#   format](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits) on one chip.
 #
 # **The weights decide how much memory is left for the cache, and the cache decides how many people you can serve.**
 #

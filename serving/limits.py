@@ -6,6 +6,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -19,13 +20,27 @@ from tables.errors import UserError
 
 GIB = 2.0**30
 LONG = 16_384  # tokens of the long request that a memory plan counts
-# What the caches of three servers of the 31B hold: server, chips, tokens. All are in bfloat16 on
-# v6e, of August 2026: github.com/xbill9/gemma4-dev, gce-vllm-v6e8-31b/benchmarks/runs. Its report
-# of 2026-08-25 quotes the third from a preprint, Zimbres 2026.
+
+
+class Logged(NamedTuple):
+    """How many tokens the cache of somebody's server of the 31B holds, by its own log."""
+
+    server: str
+    chips: int          # v6e; all share one copy
+    tokens: int
+    weights: float = 0  # bytes, as logged; 0: the checkpoint in bfloat16
+
+
+# github.com/xbill9/gemma4-dev. The first two: gce-vllm-v6e8-31b/benchmarks/runs, August 2026. Its
+# report of 2026-08-25 quotes the third from a preprint, Zimbres 2026. The last two:
+# gce-vllm-v6e1-31b-q4w4a16 and -w4a16, runs of 2026-09-29. Caches are in bfloat16.
 LOGGED = (
-    ("vLLM 0.26.1rc1", 4, 67_392),
-    ("image v0.26.0", 4, 67_328),
-    ("Zimbres 2026, a preprint", 8, 187_136))
+    Logged("vLLM 0.26.1rc1", 4, 67_392),
+    Logged("image v0.26.0", 4, 67_328),
+    Logged("Zimbres 2026, a preprint", 8, 187_136),
+    Logged("four bits, in 04's format", 1, 11_520, weights=19.04 * GIB),
+    Logged("four bits, Google's own file", 1, 8_320, weights=21.67 * GIB))
+
 PROBE = """
 import os, time, torch
 torch.set_num_threads(1)
@@ -345,24 +360,24 @@ def against_logs(config: dict, stored: float) -> pd.DataFrame:
 
     Args:
       config: of the 31B.
-      stored: bytes of its weights.
+      stored: bytes of its weights in bfloat16.
     """
     chip = hardware.chip("v6e")
     rows = []
-    for name, chips, measured in LOGGED:
+    for log in LOGGED:
         plan = memory_plan(
             config,
             chip_bytes=chip.hbm,
-            tp=chips,
+            tp=log.chips,
             dp=1,
             kv_dtype_bytes=2,
-            stored=stored)
+            stored=log.weights or stored)
         predicted = plan["tokens"]
-        miss = predicted / measured - 1
+        miss = predicted / log.tokens - 1
         rows.append({
-            "server": name,
-            "chips": chips,
+            "server": log.server,
+            "chips": log.chips,
             "predicted": f"{predicted:,}",
-            "measured by others": f"{measured:,}",
+            "measured by others": f"{log.tokens:,}",
             "off by": f"{miss:+.1%}"})
     return pd.DataFrame(rows)

@@ -244,12 +244,21 @@ def test_the_memory_plan_is_that_of_servers_that_others_logged():
         fit = limits.memory_plan(CONFIG, chip("v6e").hbm, chips, 1, 2, 62.5e9)["tokens"]
         assert fit == pytest.approx(measured, rel=0.006)
     table = limits.against_logs(CONFIG, 62.5e9)
-    assert list(table["measured by others"]) == ["67,392", "67,328", "187,136"]
-    assert list(table["predicted"]) == ["67,671", "67,671", "187,643"]
+    assert list(table["measured by others"]) == [
+        "67,392", "67,328", "187,136", "11,520", "8,320"]
+    assert list(table["predicted"]) == ["67,671", "67,671", "187,643", "11,570", "8,436"]
     assert (
         limits.memory_plan(CONFIG, chip("v6e").hbm, 8, 1, 2, 62.5e9)["requests of 16,384"]
         == 187_643 // 16_384
     )
+
+
+def test_four_bits_take_what_others_logged_on_one_v6e_chip():
+    """A 31B in 04's format, with its towers: 19.04 GiB of weights, 90 blocks of 128 tokens."""
+    layout = limits.layouts(CONFIG, 62.5e9)["6. one chip, four bits"]
+    fit = limits.memory_plan(CONFIG, chip("v6e").hbm, **layout)
+    assert fit["weights, GiB/chip"] == pytest.approx(19.04, abs=0.05)
+    assert fit["tokens"] // 128 * 128 == 11_520
 
 
 # -- What a server delivered, against servers whose capacity is known ------------------------------
