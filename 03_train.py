@@ -113,10 +113,10 @@ length = meta.sequence_length
 # those that fit on yours, `settings_here` takes the one that we predict to be fastest.
 
 # %%
-FULL = train.Settings(**settings_here("31b", length))
+FULL = train.Settings(**settings_here("31b", length, base))
 E2B = train.Settings(rows_per_step=4, rows_per_device=1, remat="DECODER", checkpoint_every=300,
                      checkpoints_kept=2)  # of 1.14 GB each
-E2B = replace(E2B, **settings_here("e2b", length))
+E2B = replace(E2B, **settings_here("e2b", length, base))
 TINY = train.Settings(rank=16, alpha=32.0, learning_rate=3e-3, warmup_steps=10, rows_per_step=2,
                       epochs=0.6, dtype="float32", attention_block=128, validate_every=60,
                       validation_rows=8, checkpoint_every=60, answer_tokens=160, log_every=60)
@@ -400,6 +400,22 @@ run = train.Run(
 # Now train. In the first steps, the *warm-up*, the learning rate (`lr`) rises from 0. `grad norm` is the length of the
 # gradient, taken as one vector. A gradient longer than `max_grad_norm` is *clipped* to that length. `real tok/s` says how
 # many tokens the run gets through per second, not counting the padding.
+#
+# <details><summary>And in TensorBoard, or in Weights & Biases?</summary>
+#
+# Set `TRACK=tensorboard` or `TRACK=wandb` before the notebook starts. It's off if you set nothing. Both show what
+# `log.jsonl` holds, and a run that resumes draws its curves again from that file. So `log.jsonl` stays what counts.
+#
+# - `tensorboard` writes to `train/tensorboard/`. To look at it, `pip install tensorboard`, and then
+#   `tensorboard --logdir runs/31b/train/tensorboard`.
+# - `wandb` needs its package (`.venv/bin/python -m pip install wandb`) and a key, from `.venv/bin/wandb login` or in
+#   `WANDB_API_KEY`. `WANDB_PROJECT` names the project (otherwise it's `gemma4-on-tpu`), and `WANDB_NAME` names the run.
+#   With `WANDB_MODE=offline` you need no key: the run stays in `train/wandb/`, and `wandb sync` sends it later.
+#
+# If you rent, `scripts/vm.sh run` hands these variables on to the machine, with the key. `scripts/kaggle.sh` takes no key,
+# and brings only `log.jsonl` back.
+#
+# </details>
 
 # %%
 with mesh, train.within_memory():

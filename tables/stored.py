@@ -99,8 +99,37 @@ def compiled_fit(
     return min(fitting, key=rank, default=None)
 
 
-def settings_here(size: str, row_length: int) -> dict[str, Any]:
+def model_in(folder: str | Path) -> str:
+    """Which Gemma 4 a model folder holds: "31b", "12b", "e4b" or "e2b"; "" for another model.
+
+    What counts is the language model's tensors. So Google's QAT base is a "31b", too.
+
+    Raises:
+      UserError: the folder's config.json is of a model that we don't support.
+    """
+    own, _ = architecture.tensors(architecture.read_config(folder))
+    for size in ROWS_PER_STEP:
+        config = architecture.read_config(_config_of(size))
+        tensors, _ = architecture.tensors(config)
+        if own == tensors:
+            return size
+    return ""
+
+
+def _config_of(size: str) -> Path:
+    """The config.json that we keep of a real model."""
+    return ROOT / "data" / "configs" / f"gemma4_{size}.json"
+
+
+def settings_here(
+    size: str,
+    row_length: int,
+    base: str | Path | None = None,
+) -> dict[str, Any]:
     """Settings of 03 for which its step is compiled here: mesh, remat, rows_per_device, storage.
+
+    A `base` is the folder of a base model. If that's another Gemma 4 than `size`, its step counts:
+    the 12B's with SIZE=31b, or the E4B's with SIZE=e2b.
 
     Where saving may take long (`SELDOM_SAVED`), `checkpoint_every` as well, and for long rows
     `rows_per_step`.
@@ -109,6 +138,8 @@ def settings_here(size: str, row_length: int) -> dict[str, Any]:
     bfloat16 if such a step fits, and is stored as int8 if only that fits, as on a v5e-8. If there's
     none of either, the nearest counts. Empty if no row that fits is stored for this machine.
     """
+    if base is not None:
+        size = model_in(base) or size
     slice_name = hardware.here().slice
     rows = []
     for base_dtype in TRIED_IN_03:
@@ -155,7 +186,6 @@ def mesh_of(row: Mapping[str, str], size: str) -> tuple[int, int]:
     if mesh:
         fsdp, tp = mesh.split("x")
         return int(fsdp), int(tp)
-    path = ROOT / "data" / "configs" / f"gemma4_{size}.json"
-    config = architecture.read_config(path)
+    config = architecture.read_config(_config_of(size))
     chips = int(row["chips"])
     return architecture.choose_mesh(config, chips)

@@ -31,7 +31,7 @@ MEANT = [(name, piece.size, length, length // 2) for name, piece in hardware.SLI
 def settings_on(monkeypatch, name, size, length):
     """03's own settings of a size, as its page makes them on a slice."""
     monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
-    full, e2b = load("03_train.py", "FULL", "E2B", length=length)
+    full, e2b = load("03_train.py", "FULL", "E2B", length=length, base=None)
     return full if size == "31b" else e2b
 
 

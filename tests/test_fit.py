@@ -81,6 +81,34 @@ def test_03_starts_with_the_step_that_is_compiled_for_the_machine(
     assert stored.settings_here(size, length) == expected
 
 
+@pytest.mark.parametrize("size", ["31b", "12b", "e4b", "e2b"])
+def test_a_base_is_known_by_its_tensors(tmp_path, size):
+    shutil.copyfile(f"data/configs/gemma4_{size}.json", tmp_path / "config.json")
+    assert stored.model_in(tmp_path) == size
+    assert stored.model_in("assets/tiny_gemma4") == ""
+
+
+@pytest.mark.parametrize("name, asked, base, expected", [
+    ("v5e-8", "31b", "12b", {"mesh": (8, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v6e-1", "e2b", "12b", {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1,
+                             "base_dtype": "int8"}),
+    ("v6e-1", "e2b", "e4b", {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v6e-8", "31b", "12b", {})])
+def test_03_takes_the_step_of_the_base_that_02_chose(
+        monkeypatch, tmp_path, name, asked, base, expected):
+    """The 12B once got the 31B's mesh, which its one KV head can't be cut for."""
+    shutil.copyfile(f"data/configs/gemma4_{base}.json", tmp_path / "config.json")
+    monkeypatch.setattr(hardware, "here", lambda: SimpleNamespace(slice=name))
+    found = stored.settings_here(asked, 2048, tmp_path)
+    assert found == expected
+    config = architecture.read_config(tmp_path)
+    chips = hardware.SLICES[name].chips
+    fsdp, tp = found.get("mesh") or architecture.choose_mesh(config, chips)
+    assert fsdp * tp == chips
+    for layer in architecture.layers(config):
+        assert layer.kv_heads % tp == 0
+
+
 @pytest.mark.parametrize("length", [1024, 2048, 3000, 4096])
 def test_of_the_rows_that_are_long_enough_03_takes_the_fastest(length):
     """A v6e-8 once got mesh (8, 1) for rows of 2,048: a third slower than what 4,096 gets."""
@@ -301,7 +329,7 @@ def test_a_step_that_does_not_fit_has_no_price():
 
 
 def test_a_run_validates_and_saves_as_often_as_03():
-    full, e2b = load("03_train.py", "FULL", "E2B", length=4096)
+    full, e2b = load("03_train.py", "FULL", "E2B", length=4096, base=None)
     for name, settings in (("31b", full), ("e2b", e2b)):
         assert stored.rows_per_step(name, 2_048) == settings.rows_per_step
         assert fit.SAVE_EVERY[name] == settings.checkpoint_every
