@@ -29,6 +29,7 @@ mkdir -p "$RUN_DIR"
 log="$RUN_DIR/pytest-$suite.log"
 ./setup.sh train
 ./setup.sh serve
+case "$suite" in slow | all) ./setup.sh harness ;; esac # tests/test_harness.py skips without it
 # The series runs with secrets in its environment; tests/test_series.py looks for them in all that it wrote.
 if [ "$suite" != laboratory ]; then
   (

@@ -189,8 +189,8 @@ def _three_tensors(name: str, tensor: Tensor) -> tuple[Arrays, float]:
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             parts = list(pool.map(_pack_rows, blocks))
-    except FloatingPointError as error:
-        raise UserError(f"{tensor.file}: {name} has {error}. Run 04_merge again.") from error
+    except FloatingPointError as found:
+        raise UserError(f"{tensor.file}: {name} has {found}. Run 04_merge again.") from found
     total = sum(part.total for part in parts)
     lost = sum(part.lost for part in parts)
 

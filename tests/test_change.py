@@ -29,7 +29,7 @@ from verilog import asking, plans, scores
 def tiny(source, /, **changes):
     """The tiny settings of a notebook, with some fields changed."""
     names = ("FULL", "TINY") if source[:2] == "03" else ("Settings", "FULL", "TINY")
-    return replace(load(source, *names, length=512)[-1], **changes)
+    return replace(load(source, *names, length=512, base=None)[-1], **changes)
 
 
 # ── The table itself ──
@@ -50,14 +50,14 @@ def test_every_field_of_the_table_exists():
             tree = parse(source)
             own = set().union(*map(makes, tree.body))
             names = sorted((needed_for(tree, "TINY") & own) - {"TINY"})
-            *_, settings = load(source.name, *names, "TINY", "TINY", length=512)  # a list, always
+            *_, settings = load(source.name, *names, "TINY", "TINY", length=512, base=None)  # a list, always
             named = set(re.findall(r"`(\w+)`", listed))
             assert named and named <= set(settings.__dataclass_fields__), (what, number, named)
 
 
 @pytest.mark.parametrize("page", ["03_train.py", "05_serve_vllm.py"])
 def test_a_table_shows_the_settings_that_a_page_names_and_folds_the_others(page, monkeypatch):
-    settings = load(page, "TINY", length=512)
+    settings = load(page, "TINY", length=512, base=None)
     call, = (node for node in ast.walk(parse(ROOT / page)) if isinstance(node, ast.Call)
              and getattr(node.func, "attr", "") == "show_settings")
     first = ast.literal_eval(call.args[1])
