@@ -5,15 +5,17 @@ import collections
 import contextlib
 import json
 import math
+import os
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from serving import environment
-from serving.options import adapter_rank, check_base
+from serving.options import adapter_rank, check_adapter
 from serving.records import ServerRecord
 from tables.errors import UserError
 
@@ -109,30 +111,67 @@ def openai_client(record: ServerRecord) -> "openai.OpenAI":
 def load_adapter(record: ServerRecord, name: str, folder: str) -> None:
     """Have a running server serve one more adapter, under a name of its own.
 
-    It needs a server that was started with adapters and with `RUNTIME` among its variables. A
-    restart forgets what was added.
+    It needs a server that was started with adapters and with `RUNTIME` among its variables, and not
+    in a container, which sees no other folders than those of its start. A restart forgets what was
+    added.
 
     Args:
       name: what clients will ask for.
-      folder: of PEFT, as the server sees it: in a container, a folder that is mounted there.
+      folder: of PEFT.
 
     Raises:
       UserError: the server takes no adapters while it runs, or not this one; says why.
     """
-    command = record.command
-    allowed = RUNTIME in record.environment + command
-    if not allowed or "--max-lora-rank" not in command:
+    if record.container:
+        raise UserError(
+            f"{record.name} runs in a container, which only has the adapters named at its start. "
+            "Name this one in adapters, too, and start the server again.")
+    most = _largest_rank(record.command)
+    if most is None or not _takes_adapters(record.environment):
         raise UserError(f"{record.name} takes no adapters while it runs. Start it with at least "
                         f'one in adapters, and with environment=("{RUNTIME}",).')
-    check_base(folder, record.model)
+    check_adapter(folder, record.model)
     rank = adapter_rank(folder)
-    place = command.index("--max-lora-rank")
-    most = int(command[place + 1])
     if rank > most:
         raise UserError(f"the adapter {folder} has rank {rank}, and this server was started for "
                         f"{most} at most. Name this adapter in adapters, and start it again.")
-    payload = {"lora_name": name, "lora_path": folder}
+    place = Path(folder).resolve()  # the server may stand in another folder
+    payload = {"lora_name": name, "lora_path": str(place)}
     request(record, "/v1/load_lora_adapter", payload)
+
+
+def _takes_adapters(settings: list[str]) -> bool:
+    """Whether a server with these variables takes adapters while it runs (`vllm/envs.py`).
+
+    A name without a value had the shell's at the start. If this shell doesn't have it, the server
+    decides.
+    """
+    variable = RUNTIME.partition("=")[0]
+    allowed = False
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if name != variable:
+            continue
+        if not equals:
+            value = os.environ.get(variable, "1")
+        allowed = value.strip().lower() in ("1", "true")
+    return allowed
+
+
+def _largest_rank(command: list[str]) -> int | None:
+    """The --max-lora-rank of a command; None if it has none.
+
+    `Options.flags` may name it again, and vLLM takes the last one. It reads `_` as `-`.
+    """
+    largest = None
+    for place, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") != "--max-lora-rank":
+            continue
+        if not equals:
+            value = command[place + 1]
+        largest = int(value)
+    return largest
 
 
 def template_arguments(thinking: bool) -> dict:

@@ -24,11 +24,16 @@ LEAST = {  # that these options can be
     "data_parallel": 1,
     "draft_tokens": 1}
 LAST_PORT = 65_535
-# These change no measurement.
-SPEEDLESS = ("adapters", "name", "host", "port", "timeout", "base", "tools")
+SPEEDLESS = ("name", "host", "port", "timeout", "base", "tools")  # these change no measurement
 ADAPTED = re.compile(  # the names of a PEFT file
     r"base_model\.model\.model\.(language_model\.)?"
     r"(?P<matrix>layers\.\d+\.(self_attn|mlp)\.\w+_proj)\.lora_(?P<half>[AB])\.weight")
+# How the names begin that vLLM looks for in a Gemma's language model; towers have other ones.
+IN_TEXT = re.compile(
+    r"(base_model\.model\.)?(model|model\.language_model|language_model\.model)\."
+    r"(layers\.\d+|per_layer_model_projection)\.")
+WEIGHTS = (  # where vLLM looks for an adapter's weights; it reads the first that's there
+    "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
 FileStates = list[list]  # [name, bytes, nanoseconds of the last change] of each file
 Shape = tuple[int, int]  # (out, in) of a matrix
@@ -114,6 +119,8 @@ class Options:
         values = dataclasses.asdict(self)
         for name in SPEEDLESS:
             del values[name]
+        if not self.adapters:  # with some, there's more to compute at every matrix
+            del values["adapters"]
         if self.model_hash:
             del values["model"]
         return json.loads(json.dumps(values))
@@ -191,9 +198,9 @@ def check(options: Options) -> None:
 
     Raises:
       UserError: no chips for engine "tpu"; a number that can't be; a drafter that isn't one or has
-        another tokenizer; an adapter where there can be none, of another base, or of a rank that
-        vLLM doesn't take; two adapters of one name; a secret among the settings. One line that says
-        what would do.
+        another tokenizer; an adapter where there can be none, of another base, or of a kind or rank
+        that vLLM doesn't take; two adapters of one name; a secret among the settings. One line that
+        says what would do.
     """
     if options.engine not in ENGINES:
         engines = ", ".join(ENGINES)
@@ -239,25 +246,46 @@ def _check_flags(flags: tuple[str, ...]) -> None:
                 f'("{environment.API_KEY}",) instead, and set {environment.API_KEY} in the shell.')
 
 
+def _adapter_config(folder: str) -> dict:
+    """The settings of a PEFT adapter; {} if its file holds something else.
+
+    Raises:
+      UserError: adapter_config.json is missing or damaged.
+    """
+    path = Path(folder) / "adapter_config.json"
+    config = files.read_json(path, "Run 04_merge again: it writes the adapter.")
+    if not isinstance(config, dict):
+        return {}
+    return config
+
+
 def adapter_rank(folder: str) -> int:
-    """The rank of a PEFT adapter.
+    """The largest rank of a PEFT adapter's matrices.
+
+    `rank_pattern` may give some of them another rank than `r`. vLLM compares the largest with its
+    --max-lora-rank (`PEFTHelper.validate_legal`).
 
     Raises:
       UserError: its adapter_config.json is missing or damaged, or the rank is more than vLLM takes.
     """
     path = Path(folder) / "adapter_config.json"
-    config = files.read_json(path, "Run 04_merge again: it writes the adapter.")
-    rank = None
-    if isinstance(config, dict):
-        rank = config.get("r")
-    if type(rank) is not int or rank < 1:  # for isinstance, true is an int
-        raise UserError(f"{path} names no rank r. Run 04_merge again: it writes the adapter.")
+    config = _adapter_config(folder)
+    given = [config.get("r")]
+    pattern = config.get("rank_pattern")
+    if isinstance(pattern, dict):
+        given += pattern.values()
+    largest = 0
+    for rank in given:
+        if type(rank) is not int or rank < 1:  # for isinstance, true is an int
+            raise UserError(f"{path} names no rank r, or one in rank_pattern that can't be. Run "
+                            "04_merge again: it writes the adapter.")
+        largest = max(largest, rank)
     most = max(RANKS)
-    if rank > most:
+    if largest > most:
         raise UserError(
-            f"the adapter {folder} has rank {rank}, and vLLM serves at most {most}. Serve the "
+            f"the adapter {folder} has rank {largest}, and vLLM serves at most {most}. Serve the "
             "merged model instead (04_merge): its rank doesn't matter.")
-    return rank
+    return largest
 
 
 def _check_adapters(options: Options) -> None:
@@ -270,6 +298,11 @@ def _check_adapters(options: Options) -> None:
     if options.engine.startswith("tpu") and not takes_adapters:
         raise UserError('on a TPU only implementation="vllm" with data_parallel=1 takes adapters, '
                         "untested with Gemma 4: merge it (04_merge) instead.")
+    if options.engine.startswith("tpu") and _is_w4a16(options.model):
+        raise UserError(
+            f"{options.model} has its weights in four bits (W4A16), and on a TPU vLLM adds "
+            "adapters in its PyTorch code, which doesn't read that format. Serve the adapters with "
+            "the base in bfloat16.")
     names = {options.name}
     for adapter in options.adapters:
         name, _, folder = adapter.partition("=")
@@ -281,23 +314,84 @@ def _check_adapters(options: Options) -> None:
                             "own in adapters.")
         names.add(name)
         adapter_rank(folder)
-        check_base(folder, options.model)
+        check_adapter(folder, options.model)
+
+
+def _is_w4a16(model: str) -> bool:
+    """Whether a model's weights have four bits and are multiplied with numbers of sixteen."""
+    if not (Path(model) / "config.json").exists():
+        return False
+    quantized = architecture.read_config(model).get("quantization_config")
+    if not isinstance(quantized, dict) or quantized.get("format") != "pack-quantized":
+        return False
+    groups = quantized.get("config_groups") or {}
+    for group in groups.values():
+        weights = group.get("weights") or {}
+        if weights.get("num_bits") == 4 and not group.get("input_activations"):
+            return True
+    return False
+
+
+def check_adapter(adapter: str, model: str) -> None:
+    """Raise if vLLM doesn't serve such an adapter, or if it doesn't fit this model.
+
+    If the adapter names another base than this model's folder, a sentence is printed: a folder may
+    be called anything, and another base may have the same shapes.
+
+    Raises:
+      UserError: it's a DoRA, or what `check_base` raises.
+    """
+    config = _adapter_config(adapter)
+    if config.get("use_dora"):  # `PEFTHelper._validate_features`
+        raise UserError(
+            f"the adapter {adapter} is a DoRA, which vLLM doesn't serve. Merge it into its base "
+            "with PEFT (merge_and_unload), and serve that model.")
+    check_base(adapter, model)
+    base = config.get("base_model_name_or_path")
+    if isinstance(base, str) and base and not _is_called(model, base):
+        print(f"the adapter {adapter} says that it was trained on {base}: make sure that {model} "
+              "is the same model")
+
+
+def _is_called(model: str, base: str) -> bool:
+    """Whether a model's folder has the last part of a base's name.
+
+    In Hugging Face's cache google/gemma-4-E2B-it is models--google--gemma-4-E2B-it/snapshots/....
+    """
+    name = Path(base).name
+    resolved = Path(model).resolve()
+    return name in re.split("/|--", f"{model}/{resolved}")
 
 
 def check_base(adapter: str, model: str) -> None:
     """Raise if an adapter's matrices don't fit those of the model that it's to be served with.
 
-    vLLM doesn't always notice: an adapter with fewer layers loads and changes those that it has.
+    vLLM doesn't always notice: an adapter with fewer layers loads and changes those that it has,
+    and one with other names loads and changes nothing.
 
     Raises:
-      UserError: a matrix has another shape, or the model has no such matrix.
+      UserError: it has no weights; none of them belongs to a Gemma's language model; a matrix has
+        another shape, or the model has no such matrix.
     """
-    file = Path(adapter) / "adapter_model.safetensors"
-    config = Path(model) / "config.json"
-    if not file.exists() or not config.exists():
+    folder = Path(adapter)
+    if not (Path(model) / "config.json").exists():
         return  # vLLM says so itself
+    if not any((folder / name).exists() for name in WEIGHTS):
+        raise UserError(
+            f"{adapter} has no {WEIGHTS[0]}, so there's nothing to serve. Copy it there: PEFT (and "
+            "04_merge) saves it beside adapter_config.json.")
+    file = folder / WEIGHTS[0]
+    if not file.exists():
+        return  # only PyTorch reads the other two
+    header = _header_of(file)
     shapes = _adaptable(model)
-    for name, (outputs, inputs) in _shapes_of(file).items():
+    if not shapes:
+        return
+    if not any(IN_TEXT.match(name) for name in header):
+        raise UserError(
+            f"the adapter {adapter} would change nothing in {model}: none of its names belongs to "
+            "a Gemma 4's language model. Name another adapter, or this one's own base.")
+    for name, (outputs, inputs) in _shapes_of(header).items():
         shape = shapes.get(name)
         if shape == (outputs, inputs):
             continue
@@ -310,27 +404,67 @@ def check_base(adapter: str, model: str) -> None:
 
 
 def _adaptable(model: str) -> dict[str, Shape]:
-    """The matrices of a model that an adapter may change: {`layers.0.mlp.up_proj`: (out, in)}."""
-    config = architecture.read_config(model)
+    """The matrices of a model that an adapter may have: {`layers.0.mlp.up_proj`: (out, in)}.
+
+    Until April 2026 transformers gave keys and values to the layers of the E2B and E4B that share
+    those of earlier layers (github.com/huggingface/transformers/pull/45312). Nothing is computed
+    with them, and vLLM accepts an adapter that has them.
+
+    Returns:
+      {} for a model that isn't one of `tables.architecture`'s: vLLM decides about it.
+
+    Raises:
+      UserError: the model's config.json can't be read.
+    """
+    config = _served_config(model)
+    try:
+        modules = architecture.modules(config)
+        _, unused = architecture.tensors(config)
+    except UserError:  # training refuses this model, which says nothing about serving
+        return {}
     shapes: dict[str, Shape] = {}
-    for module in architecture.modules(config):
+    for module in modules:
         for name, shape in module.names.items():
             shapes[name] = shape
             if module.kind == "k_einsum":  # 04 stores it a second time, for vLLM
                 value = name.replace("k_proj", "v_proj")
                 shapes[value] = shape
+    for tensor, size in unused.items():
+        name = tensor.removesuffix(".weight")
+        if name.endswith("_proj"):
+            outputs, inputs = size
+            shapes[name] = outputs, inputs
     return shapes
 
 
-def _shapes_of(file: Path) -> dict[str, Shape]:
-    """{`layers.0.mlp.up_proj`: (out, in)} of the language model's matrices in a PEFT file.
+def _served_config(model: str) -> architecture.Config:
+    """The text part of a model's config.json, without what only training refuses.
+
+    Fewer bits don't change a matrix's shape, and beside its experts the 26B-A4B has the matrices
+    of every Gemma 4.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: the file is missing, or can't be read.
+    """
+    config = architecture.read_config(model)
+    text = config.get("text_config") or config
+    if not isinstance(text, dict):
+        return {}
+    served = dict(text)
+    served.pop("quantization_config", None)
+    served.pop("enable_moe_block", None)
+    return served
+
+
+def _shapes_of(header: dict) -> dict[str, Shape]:
+    """{`layers.0.mlp.up_proj`: (out, in)} of the language model's matrices in a PEFT file.
+
+    Args:
+      header: of `_header_of`.
     """
     outputs: dict[str, int] = {}
     inputs: dict[str, int] = {}
-    for name, entry in _header_of(file).items():
+    for name, entry in header.items():
         match = ADAPTED.fullmatch(name)
         if not match:
             continue
