@@ -52,7 +52,7 @@ def machine(devices: int = 0, always: str = "") -> None:
 
     Raises:
       UserError: this is somebody else's Python; or there are TPU chips, and JAX can't use them, or
-        no size is meant for them; or too few files may be open.
+        no size is meant for them; or too few files may be open; or TRACK asks for what isn't there.
     """
     chosen = os.environ.get("RUN_DIR")
     if chosen:  # it's relative to where the reader stands, not to the repository
@@ -70,6 +70,7 @@ def machine(devices: int = 0, always: str = "") -> None:
 
 def start(devices: int = 0, always: str = "") -> None:
     """The part of `machine` that installs nothing; arguments and errors as there."""
+    track.check_login()
     quiet()
     if always:
         os.environ["SIZE"] = always

@@ -114,8 +114,10 @@ def what_02_left() -> tuple[Path, DataMeta, Path, Any]:
       (folder of the data, its `DataMeta`, folder of the base model, tokenizer).
 
     Raises:
-      UserError: a file is missing or changed, or the base model has another chat template now.
+      UserError: a file is missing or changed, or the base model has another chat template now; or
+        the losses can't go where TRACK asks for (noticed now, not after the base is loaded).
     """
+    track.check_login(verify=True)
     data = run_dir("data")
     meta = check_data(data)  # every byte is what 02 wrote
     same_size(meta.size, "02_data.py")

@@ -4,6 +4,7 @@
 set -euo pipefail
 bucket="${1:?the name of your bucket}" size="${2:-31b}" repository="${3:-https://github.com/OWNER/gemma4-on-tpu}"
 export RUN="gs://$bucket/run" SIZE="$size" RUN_DIR=/dev/shm/run TMPDIR=/dev/shm HF_HOME=/dev/shm/huggingface
+unset TRACK # nothing is trained here
 
 apt_get() { sudo DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=600 "$@"; }
 sudo add-apt-repository -y -n ppa:deadsnakes/ppa

@@ -22,6 +22,7 @@ sudo loginctl enable-linger "$(id -un)" || true      # else your last logout emp
 [ -d gemma4-on-tpu ] || git clone -q "$repository" gemma4-on-tpu
 cd gemma4-on-tpu
 ./setup.sh train
+if [ "${TRACK:-}" = wandb ]; then .venv/bin/python -m pip install -q wandb; fi # helpers/track.py
 .venv/bin/python 01_setup.py # the checks; stops here if one fails
 
 copy() { gcloud storage rsync --recursive --exclude='(^|/)\.|^jax_cache/|\.lock$' "$1" "$2"; }

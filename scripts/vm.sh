@@ -8,6 +8,7 @@
 #   scripts/vm.sh list   [ZONE...]                  what costs money now; classic machines only if you name their ZONE
 #   scripts/vm.sh delete NAME ZONE                  end a machine, however it was made
 # DRY_RUN=1 prints the commands and runs none. CLASSIC=1 uses the Cloud TPU API (no guard on run time).
+# run hands on what is set here of HF_TOKEN, TRACK (helpers/track.py) and the variables of W&B.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf 'vm: %s\n' "$*" >&2; }
@@ -19,18 +20,19 @@ run() {
     "$@"
   fi
 }
-with_token() { # with_token LINE COMMAND...: the command reads LINE, in which $HF_TOKEN stands for the token
-  local line="$1" # a token among its words would be seen by `ps` and stand in gcloud's own log
+with_secrets() { # with_secrets LINE COMMAND...: the command reads LINE with the values of $HF_TOKEN and $WANDB_API_KEY
+  local line="$1" # a secret among its words would be seen by `ps` and stand in gcloud's own log
   shift
   if [ -n "${DRY_RUN:-}" ]; then
     printf '%q ' "$@"
     printf '<<<"%s"\n' "$line"
   else
-    "$@" <<<"${line/\$HF_TOKEN/"$HF_TOKEN"}"
+    line="${line/\$WANDB_API_KEY/"${WANDB_API_KEY:-}"}"
+    "$@" <<<"${line/\$HF_TOKEN/"${HF_TOKEN:-}"}"
   fi
 }
 usage() {
-  sed -n '2,10p' scripts/vm.sh | sed 's/^# \{0,1\}//' >&2
+  sed -n '2,11p' scripts/vm.sh | sed 's/^# \{0,1\}//' >&2
   exit 2
 }
 fact() { python3 -m tables.hardware --slice "$slice" | sed -n "s/^$1=//p"; }
@@ -56,7 +58,7 @@ check)
   ask=(curl -fsIL -o /dev/null "https://huggingface.co/$model/resolve/main/config.json")
   if [ -n "${HF_TOKEN:-}" ]; then
     # shellcheck disable=SC2016
-    ask=(with_token 'Authorization: Bearer $HF_TOKEN' "${ask[@]}" -H @-)
+    ask=(with_secrets 'Authorization: Bearer $HF_TOKEN' "${ask[@]}" -H @-)
   else
     ask=(run "${ask[@]}")
   fi
@@ -95,11 +97,16 @@ run)
   api=(compute)
   if [ -n "${CLASSIC:-}" ]; then api=(compute tpus tpu-vm); fi
   run gcloud "${api[@]}" scp "$script" "$name": --zone="$zone"
-  words="setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
-  if [ -n "${HF_TOKEN:-}" ]; then
-    # shellcheck disable=SC2016
-    with_token '$HF_TOKEN' gcloud "${api[@]}" ssh "$name" --zone="$zone" \
-      --command="read -r HF_TOKEN; export HF_TOKEN; $words"
+  settings="$(for variable in TRACK WANDB_PROJECT WANDB_NAME WANDB_MODE; do
+    if [ -n "${!variable:-}" ]; then printf '%s=%q ' "$variable" "${!variable}"; fi
+  done)"
+  words="${settings}setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
+  secrets=()
+  if [ -n "${HF_TOKEN:-}" ]; then secrets+=(HF_TOKEN); fi
+  if [ "${TRACK:-}" = wandb ] && [ -n "${WANDB_API_KEY:-}" ]; then secrets+=(WANDB_API_KEY); fi
+  if [ "${#secrets[@]}" != 0 ]; then
+    with_secrets "${secrets[*]/#/\$}" gcloud "${api[@]}" ssh "$name" --zone="$zone" \
+      --command="read -r ${secrets[*]}; export ${secrets[*]}; $words"
   else
     run gcloud "${api[@]}" ssh "$name" --zone="$zone" --command="$words"
   fi
