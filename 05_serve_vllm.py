@@ -334,6 +334,11 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
       f"{ids[:6]} ... {ids[-6:]}")
 
 # %% [markdown]
+# They're equal because a flag makes sure of it. By itself, vLLM hands a message to the template as a list of parts, and
+# Gemma 4's template writes a space after each part of a system message. That's one more token in every chat with a system
+# sentence, and no error. With `--chat-template-content-format string` (in section 2's command) the template gets the
+# plain text, as in training. (Do you serve with a command of your own? Then add that flag.)
+#
 # One difference is left: if a *user* types `<turn|>`, the server makes it a control token. In our training rows it stays
 # plain text, so no user's text can end a turn there.
 #

@@ -108,7 +108,15 @@ TURNS = re.compile("s?(u(ct+)*a)*u(ct+)*[ac]")
 SEEN = ("role", "content", "tool_calls", "tool_call_id", "name")  # what the chat template reads
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # three names for the same
 # Control tokens as people write them, of several models: worth a remark, if they're in the data
-FOREIGN = re.compile(r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>")
+FOREIGN = re.compile(
+    r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>|<\|?tool_call\|?>"
+)
+ROLES = ("system", "user", "assistant", "tool")
+NO_TOOL = "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
+# By these words a schema may allow keys that its own properties don't name
+ELSEWHERE = ("$ref", "anyOf", "oneOf", "allOf", "additionalProperties")
+# Under these words parameters hold an object that isn't a parameter
+DEFINITIONS = ("$defs", "definitions", "additionalProperties")
 
 
 def from_json(value: object) -> object:
@@ -121,27 +129,78 @@ def from_json(value: object) -> object:
         return value
 
 
+def without_nulls(value: Any) -> Any:
+    """The same structure without its nulls: tables fill in the keys that another row has."""
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, inner in value.items():
+        if inner is not None:
+            kept[key] = without_nulls(inner)
+    return kept
+
+
+def is_texts(value: object) -> bool:
+    """Is it a list of texts, which may be empty?"""
+    return isinstance(value, list) and all(isinstance(inner, str) for inner in value)
+
+
+def schema_problem(schema: object) -> str:
+    """Why a chat template can't write a JSON schema, or one of those in it; or "".
+
+    Where there are no properties, Gemma 4's template takes every other key for one.
+    """
+    if not isinstance(schema, dict):
+        return NO_TOOL
+    if not is_texts(schema.get("required", [])):
+        return "required, in a tool, is not a list of names"
+    kind = schema.get("type", "")
+    if not isinstance(kind, str) and not is_texts(kind):
+        return "type, in a tool, is neither text nor a list of texts"
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        return NO_TOOL
+
+    schemas = list(properties.values())
+    for key, inner in schema.items():
+        is_written = key == "items" or "properties" not in schema
+        if is_written and isinstance(inner, dict):
+            schemas.append(inner)
+    for inner in schemas:
+        problem = schema_problem(inner)
+        if problem:
+            return problem
+    return ""
+
+
+def parameters_problem(schema: Json) -> str:
+    """Why a chat template can't write these parameters of a tool, or ""."""
+    if "properties" not in schema:
+        for key, inner in schema.items():
+            if isinstance(inner, dict) and key not in DEFINITIONS:
+                return "parameters of a tool that are not under properties, as in xLAM"
+    return schema_problem(schema)
+
+
 def is_tool(tool: object) -> bool:
-    """Does a tool have a name, and a JSON schema, if anything, as parameters? A text is read."""
+    """Does a tool have a name, and an object, if anything, as parameters? A text is read.
+
+    One without a description gets null, as vLLM hands it to the chat template.
+    """
     if not isinstance(tool, dict):
         return False
     function = tool.get("function")
-    if not isinstance(function, dict) or not function.get("name"):
+    if not isinstance(function, dict):
         return False
 
-    schema = from_json(function.get("parameters") or {})
-    if not isinstance(schema, dict):
-        return False
-    properties = schema.get("properties") or {}
-    if not isinstance(properties, dict):
-        return False
-
-    if function.get("parameters"):
-        function["parameters"] = schema
-    for inner in properties.values():
-        if not isinstance(inner, dict):
-            return False
-    return True
+    name = function.get("name")
+    schema = without_nulls(from_json(function.get("parameters", {})))
+    function["parameters"] = schema
+    function.setdefault("description", None)
+    has_name = isinstance(name, str) and len(name) > 0
+    return has_name and isinstance(schema, dict)
 
 
 def tools_problem(tools: object) -> str:
@@ -150,23 +209,53 @@ def tools_problem(tools: object) -> str:
         return "tools are not a list, or not JSON"
     for tool in tools:
         if not is_tool(tool):
-            return "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
+            return NO_TOOL
+        problem = parameters_problem(tool["function"]["parameters"])
+        if problem:
+            return problem
     return ""
 
 
 def is_call(call: Json) -> bool:
     """Does a call have a name, and an object, if anything, as arguments? A text is read."""
     function = call.get("function") or {}
-    arguments = from_json(function.get("arguments") or {})
+    arguments = from_json(function.get("arguments")) or {}
     function["arguments"] = arguments
-    has_name = bool(function.get("name"))
+    name = function.get("name")
+    has_name = isinstance(name, str) and len(name) > 0
     return has_name and isinstance(arguments, dict)
 
 
+def give_ids(calls: list[Json], results: list[Json]) -> None:
+    """Give ids to calls that have none, and to results the id of the call that they answer.
+
+    That's the first one that waits under the result's name. If there's none, it's the first one
+    that still waits in the end.
+    """
+    for place, call in enumerate(calls):
+        call["id"] = call.get("id") or f"call {place}"
+    answered = [result.get("tool_call_id") for result in results]
+    waiting = [call for call in calls if call["id"] not in answered]
+    unnamed = []
+    for result in results:
+        if result.get("tool_call_id"):
+            continue
+        named = [call for call in waiting if call["function"]["name"] == result.get("name")]
+        if named:
+            result["tool_call_id"] = named[0]["id"]
+            waiting.remove(named[0])
+        else:
+            unnamed.append(result)
+    for result, call in zip(unnamed, waiting, strict=False):
+        result["tool_call_id"] = call["id"]
+
+
 def calls_problem(chat: Chat) -> str:
-    """Why a chat's calls and their results don't belong together, or ""."""
+    """Why a chat's calls and their results don't belong together, or "". Ids are filled in."""
     waiting: list[object] = []  # ids of calls that have no result yet
-    for turn in chat:
+    for place, turn in enumerate(chat):
+        if turn.get("tool_responses"):
+            return "tool_responses, which we take as messages of role tool"
         if turn["role"] == "tool":
             answered = turn.get("tool_call_id")
             if answered not in waiting:
@@ -175,11 +264,67 @@ def calls_problem(chat: Chat) -> str:
         elif waiting:
             return "a call without its result"
 
-        for call in turn.get("tool_calls") or []:
+        calls = turn.get("tool_calls") or []
+        for call in calls:
             if not is_call(call):
                 return "a call is not {id: ..., function: {name: ..., arguments: JSON}}"
-            waiting.append(call.get("id"))
+        behind = chat[place + 1:place + 1 + len(calls)]
+        results = [message for message in behind if message["role"] == "tool"]
+        give_ids(calls, results)
+        for call in calls:
+            if call["id"] in waiting:
+                return "two calls with one id"
+            waiting.append(call["id"])
     return ""
+
+
+def without_unknown_nulls(value: Any, schema: Any) -> Any:
+    """Arguments, or a part of them, without the nulls whose keys their schema doesn't have."""
+    if not isinstance(schema, dict):
+        schema = {}
+    if any(schema.get(word) for word in ELSEWHERE):
+        return value
+    if isinstance(value, list):
+        items = schema.get("items")
+        return [without_unknown_nulls(inner, items) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    properties = schema.get("properties", {})
+    kept = {}
+    for key, inner in value.items():
+        if inner is not None or key in properties:
+            kept[key] = without_unknown_nulls(inner, properties.get(key))
+    return kept
+
+
+def drop_nulls(chat: Chat, tools: list[Json]) -> None:
+    """Drop null arguments that the tools don't have: tables fill them in from another row.
+
+    The message then has one more key, under which they're printed as unused.
+    """
+    schemas = {}
+    for tool in tools:
+        function = tool["function"]
+        schemas[function["name"]] = function["parameters"]
+    for turn in chat:
+        for call in turn.get("tool_calls") or []:
+            function = call["function"]
+            schema = schemas.get(function["name"])
+            kept = without_unknown_nulls(function["arguments"], schema)
+            if kept != function["arguments"]:
+                function["arguments"] = kept
+                turn["null arguments that the tool lacks"] = True
+
+
+def calls_another(chat: Chat) -> bool:
+    """Does a chat call a function that isn't among its tools?"""
+    tools = chat[0].get("tools") or []
+    declared = [tool["function"]["name"] for tool in tools]
+    for turn in chat:
+        for call in turn.get("tool_calls") or []:
+            if call["function"]["name"] not in declared:
+                return True
+    return False
 
 
 def letter_of(turn: Json) -> str:
@@ -201,7 +346,7 @@ def turn_problem(turn: Json, letter: str) -> str:
     content = turn.get("content") or ""
     turn["content"] = content
     is_empty = not content.strip()
-    if is_empty and letter not in "ct":  # a call needs no text, and a tool may return nothing
+    if is_empty and letter not in "sct":  # a call needs no text, and a tool may return nothing
         return "an empty text"
 
     weights = {turn.get("weight"), turn.get("train")}
@@ -218,10 +363,15 @@ def turn_problem(turn: Json, letter: str) -> str:
 def row_problem(row: Json) -> str:
     """Why a row's chat can't be trained on, or "". The first message gets the row's tools."""
     chat = row["messages"]
-    tools = from_json(row.get("tools")) or []
+    for turn in chat:
+        role = turn["role"]
+        if role not in ROLES:
+            return f"role {role!r:.40} is none of system, user, assistant and tool"
+    tools = without_nulls(from_json(row.get("tools")) or [])
     problem = tools_problem(tools) or calls_problem(chat)
     if problem:
         return problem
+    drop_nulls(chat, tools)
 
     letters = "".join(map(letter_of, chat))
     if not TURNS.fullmatch(letters):
@@ -274,17 +424,16 @@ def is_held_out(chat: Chat, share: float) -> bool:
     return number < share * 2**64
 
 
-def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat], list[Chat]]:
-    """Read the data, and print what is left out of it and what isn't used of it.
+class Rows(NamedTuple):
+    """The chats of a file, in its order, and what there is to say of its rows."""
 
-    Args:
-      path: a .jsonl or .jsonl.gz file.
-      share: of the first questions, whose chats are held out.
-      kept: are answers' thoughts trained, too?
+    trained: list[Chat]
+    held_out: list[Chat]
+    counts: Counter[str]  # {what there is to say: of how many rows}
 
-    Returns:
-      (trained chats, held-out chats), in the file's order.
-    """
+
+def read_rows(path: Path, share: float, kept: bool = False) -> Rows:
+    """Read the data. Arguments as for `read_chats`."""
     trained: list[Chat] = []
     held_out: list[Chat] = []
     counts: Counter[str] = Counter()
@@ -302,6 +451,8 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat]
 
             for key in unused_keys(row, kept):
                 counts[f"kept, but not used: {key}"] += 1
+            if calls_another(row["messages"]):
+                counts["kept, with a call of a function that is not among the tools"] += 1
             tags = set(FOREIGN.findall(line))
             for tag in sorted(tags):
                 counts[f"kept, read as letters: {tag}"] += 1
@@ -310,7 +461,21 @@ def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat]
                 held_out.append(chat)
             else:
                 trained.append(chat)
+    return Rows(trained, held_out, counts)
 
+
+def read_chats(path: Path, share: float, kept: bool = False) -> tuple[list[Chat], list[Chat]]:
+    """Read the data, and print what is left out of it and what isn't used of it.
+
+    Args:
+      path: a .jsonl or .jsonl.gz file.
+      share: of the first questions, whose chats are held out.
+      kept: are answers' thoughts trained, too?
+
+    Returns:
+      (trained chats, held-out chats), in the file's order.
+    """
+    trained, held_out, counts = read_rows(path, share, kept)
     for what, count in counts.items():
         print(f"{count} rows {what!a}", flush=True)
     return trained, held_out
@@ -390,7 +555,7 @@ def for_template(turn: Json, kept: bool) -> Json:
         value = turn.get(key)
         if value is not None:
             seen[key] = value
-    thoughts = [turn[key] for key in THOUGHTS if turn.get(key)]
+    thoughts = [turn[key] for key in THOUGHTS if (turn.get(key) or "").strip()]
     if kept and thoughts:
         seen["reasoning"] = thoughts[0]
     return seen
@@ -405,13 +570,14 @@ def answer_of(turn: Json, prompt: str, template: Callable[..., str]) -> str:
       template: messages -> text.
     """
     text = turn["content"]
+    is_open = prompt.rfind("<|channel>") > prompt.rfind("<channel|>")
     if "reasoning" in turn:
-        last_opening = prompt.rfind("<|channel>")
-        last_closing = prompt.rfind("<channel|>")
         thought = turn["reasoning"]
-        if last_opening <= last_closing:  # the prompt has not opened it
+        if not is_open:
             thought = f"<|channel>thought\n{thought}"
         text = f"{thought}\n<channel|>{text}"
+    elif is_open:  # and nothing is thought
+        text = f"<channel|>{text}"
     if not turn.get("tool_calls"):  # many files have an empty list in every answer
         return f"{text}<turn|>"
 
@@ -432,7 +598,11 @@ def is_trained(turn: Json) -> bool:
 
 
 def example_of(
-    tokenizer: Tokenizer, control: ControlTokens, turns: Chat, tools: list[Json] | None
+    tokenizer: Tokenizer,
+    control: ControlTokens,
+    turns: Chat,
+    tools: list[Json] | None,
+    thinks: bool,
 ) -> Example:
     """The last message as an answer, behind the prompt that a server makes of those before it.
 
@@ -441,14 +611,17 @@ def example_of(
       control: from `control_tokens`.
       turns: from `for_template`.
       tools: that the chat may call.
+      thinks: is the server asked to let the model think?
     """
     *before, answer = turns
+    if not before[0]["content"].strip():  # a system message that says nothing
+        del before[0]
     template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
     prompt = template(
         before,
         tools=tools,
         add_generation_prompt=True,
-        enable_thinking="reasoning" in answer,
+        enable_thinking=thinks,
     )
     written = answer_of(answer, prompt, template)
 
@@ -464,6 +637,10 @@ def render(
 ) -> list[Example]:
     """Make an example of every trained answer. Prints how many have more than `length` tokens.
 
+    From the first trained thought of a turn on, the server is asked to let the model think. A turn
+    goes on after a tool's result, and ends before the next question. Gemma 4's template leaves the
+    thoughts of earlier turns out of a prompt.
+
     Args:
       tokenizer: of the base, with its chat template.
       chats: from `read_chats`.
@@ -477,10 +654,15 @@ def render(
         marked_chat = marked(chat, control.pattern)
         tools = marked_chat[0].get("tools")
         turns = [for_template(turn, kept) for turn in marked_chat]
+        thinks = False
         for end, turn in enumerate(chat, 1):
+            if turn["role"] == "user":
+                thinks = False
             if not is_trained(turn):
                 continue
-            example = example_of(tokenizer, control, turns[:end], tools)
+            if "reasoning" in turns[end - 1]:
+                thinks = True
+            example = example_of(tokenizer, control, turns[:end], tools, thinks)
             if len(example.ids) <= length:
                 examples.append(example)
             else:
@@ -544,7 +726,6 @@ COMPUTED: dict[str, list[Any]] = {
     "hidden_activation": ["gelu_pytorch_tanh"],
     "rms_norm_eps": [1e-6],
     "tie_word_embeddings": [True],
-    "enable_moe_block": [False],
     "per_layer_config": [None],
     "use_bidirectional_attention": [None, "vision"],
     "sliding_attention": [{
@@ -557,6 +738,11 @@ COMPUTED: dict[str, list[Any]] = {
         "partial_rotary_factor": 0.25,
     }],
 }
+EXPERTS = (
+    "a mixture of experts (26B-A4B): Tunix 0.1.7 computes it wrongly (what its router reads, and "
+    "an approximate top-k). Both are fixed after 0.1.7, by github.com/google/tunix/commit/e31e280e "
+    "of 12 June 2026, in no release yet. Take the 31B, 12B, E4B or E2B"
+)
 # {field of Tunix's ModelConfig: the key of a config.json that holds the same}
 RENAMED = {
     "num_embed": "vocab_size",
@@ -615,7 +801,8 @@ def files_of(folder: Path) -> list[Path]:
 def read_config(folder: Path) -> Json:
     """What the base's config.json says of the language model.
 
-    Stops if it says nothing of layers, or asks for something that Tunix doesn't compute.
+    Stops if it's another model's or a mixture of experts, if it says nothing of layers, or if it
+    asks for something that Tunix doesn't compute.
     """
     path = folder / "config.json"
     text = from_json(path.read_text("utf-8", "replace"))
@@ -623,11 +810,16 @@ def read_config(folder: Path) -> Json:
         text = text.get("text_config", text)
     if not isinstance(text, dict):
         text = {}
+    kind = text.get("model_type")
+    is_known = kind is None or kind in COMPUTED["model_type"]
+    check(is_known, f"{path} is not a Gemma 4's: model_type {kind}. Take the 31B, 12B, E4B or E2B")
+    check(not text.get("enable_moe_block"), f"{path} describes {EXPERTS}")
+
     rope = text.get("rope_parameters") or {}
     layers = text.get("layer_types")
     has_layers = isinstance(layers, list) and len(layers) > 0
     described = has_layers and isinstance(rope, dict)
-    check(described, f"{path} describes no layers of a Gemma 4: download it again")
+    check(described, f"{path} describes no layers of a Gemma 4 (layer_types): download it again")
 
     asked = text | rope
     odd = {}
@@ -1215,6 +1407,29 @@ def claim(cfg: Settings, files: list[Path]) -> str:
     return "\n".join(lines)
 
 
+def no_answer(cfg: Settings) -> str:
+    """Why there's no answer to train: what became of the rows."""
+    trained, held_out, counts = read_rows(cfg.data, cfg.validation)
+    answers = 0
+    for chat in trained:
+        answers += sum(map(is_trained, chat))
+    told = "no answer to train"
+    if answers:
+        told += f" within --sequence_length {cfg.sequence_length}"
+
+    reasons = []
+    for what, count in counts.items():
+        if what.startswith("left out"):
+            reasons.append(f"{count} rows {what}")
+    if held_out:
+        reasons.append(f"{len(held_out)} rows held out")
+    if trained and not answers:
+        reasons.append(f"{len(trained)} rows without an answer of weight 1")
+    if reasons:
+        told += f" ({'; '.join(reasons)})"
+    return told
+
+
 def read_examples(cfg: Settings, base: Path) -> tuple[list[Example], list[Example]]:
     """(trained examples, held-out examples).
 
@@ -1228,7 +1443,8 @@ def read_examples(cfg: Settings, base: Path) -> tuple[list[Example], list[Exampl
     chats, held_out_chats = read_chats(cfg.data, cfg.validation, kept)
     trained = render(tokenizer, chats, length, kept)
     held_out = render(tokenizer, held_out_chats, length, kept)
-    check(trained, f"{cfg.data}: no answer to train within --sequence_length {length}")
+    if not trained:
+        raise SystemExit(f"Error: {cfg.data}: {no_answer(cfg)}")
     return trained, held_out
 
 

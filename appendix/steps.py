@@ -142,6 +142,8 @@ LONG_ROWS = [  # compiled as steps only, so they aren't among `AS_03_RUNS`
             remat="DECODER"),
     replace(LONG, recipe="int8, rows of 8,192, DECODER remat", topology="v5e-8", micro_batch=2,
             base_dtype="int8", remat="DECODER"),
+    replace(LONGER, recipe="int8, rows of 16,384, DECODER remat", topology="v5e-8", micro_batch=2,
+            base_dtype="int8", remat="DECODER"),
 ]
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")

@@ -323,8 +323,9 @@ def render(tokenizer: Any, messages: Chat) -> tuple[list[int], list[bool]]:
     - those with `train` False;
     - all of them if one has both a text and calls: Gemma 4's template writes such a text after the
       result, where the model never wrote it;
-    - if the last message has its `reasoning`, which goes into the thought channel, those that stand
-      without theirs: they would teach not to think. Calls since the last question keep theirs.
+    - if the model thinks in the last turn (`last_turn_thinks`), what it says before that turn's
+      first thought: that would teach it not to think. Answers to earlier questions belong to it,
+      because they stand without their thoughts. Calls since the last question keep theirs.
 
     Raises:
       UserError: as for `render_chats`.
@@ -346,8 +347,7 @@ def render_chats(
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
             raise UserError("A training chat must end with an `assistant` message after a prompt.")
         asked.append(messages[:-1])
-        thinks = bool(messages[-1].get("reasoning"))
-        thinking.append(thinks)
+        thinking.append(last_turn_thinks(messages))
     prompts = render_prompts(tokenizer, asked, thinking)
 
     answers = []
@@ -383,6 +383,21 @@ def render_all(tokenizer: Any, chats: Sequence[Chat]) -> list[list[np.ndarray]]:
     return [all_ids, all_masks]
 
 
+def last_turn_thinks(messages: Chat) -> bool:
+    """Has a message that is trained, after a chat's last question, its `reasoning`?
+
+    Then a server is asked to let the model think (`<|think|>`). Gemma 4's template leaves the
+    thoughts of earlier turns out of the prompt, so they don't count.
+    """
+    thinks = False
+    for message in messages:
+        if message["role"] == "user":
+            thinks = False
+        elif message.get("reasoning") and message.get("train", True):
+            thinks = True
+    return thinks
+
+
 def _thought_is_open(tokenizer: Any, prompt: list[int]) -> bool:
     """True if a prompt ends inside of a thought, as some templates do after a tool's result."""
     special = special_ids(tokenizer)
@@ -404,6 +419,8 @@ def _answer_pieces(tokenizer: Any, message: Message, thought_is_open: bool) -> l
             pieces.append(Piece(CHANNEL, control=True))
             thought = f"thought\n{reasoning}\n"
         pieces.append(Piece(thought, control=False))
+        pieces.append(Piece(CHANNEL_END, control=True))
+    elif thought_is_open:  # and nothing is thought
         pieces.append(Piece(CHANNEL_END, control=True))
 
     pieces.append(Piece(message["content"], control=False))
@@ -433,7 +450,7 @@ def _stored_answers(
 ) -> list[bool]:
     """True on the model's earlier messages, as far as they are trained; `render` says which."""
     mask = [False] * len(ids)
-    trained = _trained_messages(messages, thinking)
+    trained = trained_messages(messages, thinking)
     if not any(trained):
         return mask
     spans = list(_written_by_the_model(tokenizer, ids))
@@ -446,21 +463,28 @@ def _stored_answers(
     return mask
 
 
-def _trained_messages(messages: Chat, thinking: bool) -> list[bool]:
-    """For each of the model's messages: is it trained? An empty list where none is."""
+def trained_messages(messages: Chat, thinking: bool) -> list[bool]:
+    """For each of the model's messages: is it trained? An empty list where none is.
+
+    Args:
+      messages: of a training chat, all but the last one.
+      thinking: does its last turn think? (`last_turn_thinks`)
+    """
     last_question = 0
     for place, message in enumerate(messages):
         if message["role"] == "user":
             last_question = place
     trained = []
+    has_thought = False  # has the last turn, so far?
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         if message["content"] and message.get("tool_calls"):
             return []
         learned = message.get("train", True)
-        stands_without_thought = place < last_question or not message.get("reasoning")
-        if thinking and stands_without_thought:
+        if learned and place > last_question and message.get("reasoning"):
+            has_thought = True
+        if thinking and not has_thought:
             learned = False
         trained.append(learned)
     return trained

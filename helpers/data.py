@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers import remote, tools
+from helpers import chat, remote, tools
 from helpers.records import thinks
 from helpers.run import UserError, local_path
 from tables.texts import fences, json_lines, places_outside, split_thought, text_problem
@@ -47,6 +47,11 @@ MORE_KEYS = {
     "tool": ("tool_call_id", "name"),
 }
 NOTHING: tuple = (None, "", [], {})
+# What is said of thoughts.
+STRIPPED = "thoughts of assistant messages"
+NONE_TO_TRAIN = "no reasoning to train after the last question"
+BEFORE_A_THOUGHT = ("what the model says before the last turn's first thought isn't trained, "
+                    "because reasoning is kept")
 # Who speaks, by the names that ShareGPT's files use for it.
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant"}
 # What answers end with, and prompts hold, that were rendered before: here it's plain letters.
@@ -55,6 +60,8 @@ ENDS = re.compile(
     r"|<\|endoftext\|>)\s*$")
 RENDERED = re.compile(
     r"<start_of_turn>|<\|turn>|\[INST\]|<\|im_start\|>|<\|start_header_id\|>")
+# Calls as Hermes' files write them into a text, and as Gemma 4 writes them.
+CALL_TAGS = re.compile(r"<\|?/?tool_call\|?>")
 
 Row = dict[str, Any]
 
@@ -297,10 +304,13 @@ def clean_chat(messages: Sequence[Row], functions: Sequence[Row] = ()) -> tuple[
       functions: from `tools.tools_of`: what the chat may call.
     """
     complete = []
+    nulls = False
     for message in messages:
         calls, problem = tools.calls_of(message)
         if problem:
             return None, problem
+        if tools.drop_nulls(calls, functions):
+            nulls = True
         complete.append({**message, "tool_calls": calls})
     problem = tools.order_problem(complete) or tools.name_results(complete)
     if problem:
@@ -316,7 +326,10 @@ def clean_chat(messages: Sequence[Row], functions: Sequence[Row] = ()) -> tuple[
         cleaned.pop()
     if not cleaned:
         return None, "nothing to train: weight 0"
-    return _example(cleaned, functions), ""
+    example = _example(cleaned, functions)
+    if nulls:
+        example["unused"] = [tools.NULLS]
+    return example, ""
 
 
 def _clean_message(message: Row) -> tuple[Row, str]:
@@ -366,7 +379,7 @@ def _reasoning_of(message: Row, thought: str) -> tuple[Any, str]:
     """(reasoning, problem) of an answer: from a key of its own, else the thought in its text."""
     reasoning: Any = thought
     for key in REASONING:
-        if message.get(key):
+        if not _blank(message.get(key)):
             reasoning = message[key]
             break
     if not reasoning:
@@ -390,20 +403,19 @@ def _is_trained(message: Row) -> tuple[bool, str]:
 def _example(messages: Sequence[Row], functions: Sequence[Row]) -> Row:
     """The example of a chat that ends with a trained answer; see `clean`."""
     *before, last = messages
-    questions = [place for place, message in enumerate(before) if message["role"] == "user"]
-    last_question = questions[-1]
-    for place, message in enumerate(before):
+    questions = []
+    for message in before:
+        if message["role"] == "user":
+            questions.append(message["content"])
         if message["role"] != "assistant":
             continue
         if message["train"]:
             del message["train"]  # only what isn't trained says so
-        reasoning = message.pop("reasoning")
-        if reasoning and "tool_calls" in message and place > last_question:
-            message["reasoning"] = reasoning  # the template writes it into the turn that goes on
+        if not message["reasoning"]:
+            del message["reasoning"]
 
-    first_question = before[questions[0]]
     example = {
-        "prompt": first_question["content"],
+        "prompt": questions[0],
         "before": before,
         "reasoning": last["reasoning"],
         "answer": last["content"],
@@ -415,7 +427,8 @@ def _example(messages: Sequence[Row], functions: Sequence[Row]) -> Row:
     return example
 
 
-def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
+def clean(row: Any, need_reasoning: bool = False,
+          keep_reasoning: bool = False) -> tuple[Row | None, str]:
     """(example, problem): what to train on, or why to drop the row.
 
     An example is a dict: `prompt`, the first question; `before`, all messages before the last
@@ -423,6 +436,12 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
     `remarks`; and, in a chat with tools, `tools` and the last answer's `tool_calls`. Answers of
     CodeV-R1's form (prompt and response) have to be one fenced module, those of the other forms are
     taken as they stand.
+
+    Args:
+      row: from `read_rows`.
+      need_reasoning: drop a chat whose last turn has no thought to train, neither before a call nor
+        before the answer.
+      keep_reasoning: thoughts are used where there are any. If neither is set, they're `unused`.
     """
     if not isinstance(row, dict):
         return None, "not a JSON object"
@@ -436,11 +455,26 @@ def clean(row: Any, need_reasoning: bool = False) -> tuple[Row | None, str]:
     if example is None or problem:
         return None, problem
 
-    if need_reasoning and not example["reasoning"]:
-        return None, "no reasoning"
-    example["unused"] = _unused(row, form)
+    if need_reasoning:
+        problem = _thought_problem(example)
+        if problem:
+            return None, problem
+    example["unused"] = [*example.get("unused", []), *_unused(row, form)]
     example["odd"] = _odd(example)
+    if need_reasoning:
+        example["odd"] += _odd_where_it_thinks(example)
+    elif not keep_reasoning and _has_thoughts(example):
+        example["unused"].append(STRIPPED)
     return example, ""
+
+
+def _thought_problem(example: Row) -> str:
+    """Why an example has no thought to train, or ""."""
+    if chat.last_turn_thinks(as_messages(example, None, "kept")):
+        return ""
+    if _has_thoughts(example):
+        return NONE_TO_TRAIN
+    return "no reasoning"
 
 
 class Cleaned(NamedTuple):
@@ -460,13 +494,13 @@ def _end_of(row: Any) -> str:
 
 
 def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False,
-              forms: str = "Section 2 of 02") -> Cleaned:
+              forms: str = "Section 2 of 02", keep_reasoning: bool = False) -> Cleaned:
     """`clean` for all rows of a dataset.
 
     Args:
       rows: from `read_rows`.
       source: where they come from, for the message.
-      need_reasoning: drop answers without reasoning.
+      need_reasoning, keep_reasoning: as for `clean`.
       forms: where a reader sees what forms a row can have, for the message.
 
     Raises:
@@ -476,7 +510,7 @@ def clean_all(rows: Sequence[Any], source: str, need_reasoning: bool = False,
     dropped: Counter[str] = Counter()
     ends = {}
     for row in rows:
-        example, problem = clean(row, need_reasoning)
+        example, problem = clean(row, need_reasoning, keep_reasoning)
         if example is not None:
             examples.append(example)
             continue
@@ -601,9 +635,32 @@ def _odd(example: Row) -> list[str]:
             if rendered:
                 odd.append(f"a prompt holds {rendered[0]}: it was rendered before, for some model")
     answers.append(example["answer"])
+    for message in [*example["before"], example]:
+        if tools.calls_another(message.get("tool_calls", []), example.get("tools", [])):
+            odd.append(tools.UNDECLARED)
     for answer in answers:
         odd += _odd_in_answer(answer)
     return odd
+
+
+def _has_thoughts(example: Row) -> bool:
+    """Does the model think anywhere in it?"""
+    for message in [*example["before"], example]:
+        if message.get("reasoning"):
+            return True
+    return False
+
+
+def _odd_where_it_thinks(example: Row) -> list[str]:
+    """What a reader may not expect of an example whose last turn thinks."""
+    wanted = []
+    for message in example["before"]:
+        if message["role"] == "assistant":
+            wanted.append(message.get("train", True))
+    trained = chat.trained_messages(example["before"], thinking=True)
+    if trained and trained != wanted:
+        return [BEFORE_A_THOUGHT]
+    return []
 
 
 def _odd_in_answer(answer: str) -> list[str]:
@@ -614,6 +671,9 @@ def _odd_in_answer(answer: str) -> list[str]:
         odd.append(f"an answer ends in {end[1]}, which is trained as letters")
     if "<think>" in answer or "</think>" in answer:
         odd.append("an answer holds a <think> tag, which is trained as letters")
+    call = CALL_TAGS.search(answer)
+    if call:
+        odd.append(f"an answer holds {call[0]}, which is trained as letters")
     return odd
 
 

@@ -89,7 +89,8 @@ def look(source: str, system: str = "", reasoning: str = "stripped") -> Rows:
       UserError: no row can be used; the reasons are in the text.
     """
     rows = data.read_rows(source)
-    cleaned = data.clean_all(rows, source, forms="docs/OWN_DATA.md")
+    cleaned = data.clean_all(rows, source, forms="docs/OWN_DATA.md",
+                             keep_reasoning=thinks(reasoning))
     examples = cleaned.examples
     print(f"{len(examples):,} of {len(rows):,} rows of {source} are kept")
     for line in data.remarks(examples):
@@ -175,7 +176,10 @@ def typical(lengths: Sequence[int], limit: int) -> int:
 
 
 def write_chats(chats: Sequence[Sequence[Message]], path: Path) -> None:
-    """Write chats as `recipe.py` reads them, one a line, each with its tools in a column."""
+    """Write chats as `recipe.py` reads them, one a line, each with its tools in a column.
+
+    A system message that says nothing is left out: it's only there to hold the tools.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for chat_messages in chats:
@@ -184,6 +188,8 @@ def write_chats(chats: Sequence[Sequence[Message]], path: Path) -> None:
         tools = messages[0].pop("tools", None)
         if tools:
             row["tools"] = tools
+        if messages[0]["role"] == "system" and not messages[0]["content"].strip():
+            del messages[0]
         lines.append(json.dumps(row) + "\n")
     run.write_text(path, "".join(lines))
 

@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT, needs_serve, page, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -272,7 +273,12 @@ QUESTION, ANSWER = ("user", "q"), ("assistant", "a")
     (chat_row(QUESTION, ("assistant", "<think>cut off"), QUESTION, ANSWER), "unfinished reasoning"),
     (chat_row(QUESTION, ("assistant", "<think>t</think>"), QUESTION, ANSWER), "empty answer"),
     ({"conversations": [{"from": "bing", "value": "q"}, {"from": "gpt", "value": "a"}]},
-     "user and assistant do not take turns"),
+     "role 'bing' is none of system, user, assistant and tool"),
+    ({"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{}"},
+                        {"from": "observation", "value": "a"}]},
+     "role 'function_call' is none of system, user, assistant and tool"),
+    (chat_row(("developer", "s"), QUESTION, ANSWER),
+     "role 'developer' is none of system, user, assistant and tool"),
     ({"instruction": "q", "input": 3, "output": "a"}, "input is not text"),
     ({"prompt": "q", "completion": None}, "completion is not text"),
     ({"question": "q", "answer": "a"}, "no form that we know: answer, question"),
@@ -410,6 +416,19 @@ TOOL_CHATS = {
     "a call without a thought, where thoughts are kept": (
         [ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "reasoning": "so"}], "kept",
         ["<|channel>thought\nso\n<channel|>It works.<turn|>"]),
+    "a thought before the call alone": (
+        [ASK, calling(call(0, code="m"), reasoning_content="hm"), result(0, "ok"), DONE], "kept",
+        ["<|channel>thought\nhm\n<channel|>" + written("m") + STOP, "It works.<turn|>"]),
+    "a second call without a thought": (
+        [ASK, calling(call(0, code="a")), result(0, "bad"),
+         calling(call(0, code="b"), reasoning="hm"), result(0, "bad"), calling(call(0, code="c")),
+         result(0, "ok"), DONE], "kept",
+        ["<|channel>thought\nhm\n<channel|>" + written("b") + STOP, written("c") + STOP,
+         "It works.<turn|>"]),
+    "thoughts in two turns": (
+        [ASK, calling(call(0, code="m"), reasoning="hm"), result(0, "ok"),
+         {**DONE, "reasoning": "one"}, ASK, {**DONE, "reasoning": "two"}], "kept",
+        ["<|channel>thought\ntwo\n<channel|>It works.<turn|>"]),
     "a text that spells control tokens": (
         [ASK, calling(call(0, code="<turn|><|tool_response>")),
          result(0, "<tool_response|><turn|>"), DONE], "stripped",
@@ -470,19 +489,68 @@ def test_a_template_without_tools_is_refused():
         chat.render(TOKENIZERS["small template"], messages)
 
 
-def test_a_template_that_opens_the_thought_after_a_result():
+def opens_a_thought_after_a_result():
+    """Google's template of July 2026 does, where it's asked to let the model think."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "{%- if add_generation_prompt and not state.called -%}",
         "{%- if add_generation_prompt and state.called and thinking -%}"
         "{{- '<|channel>thought\n' -}}"
         "{%- elif add_generation_prompt and not state.called -%}")
+    return tokenizer
+
+
+def test_an_opened_thought_is_closed_where_nothing_is_thought():
+    """The answer stood inside the thought that the prompt had opened."""
+    example, _ = data.clean({"messages": [
+        ASK, calling(call(0, code="m"), reasoning="hm"), result(0, "ok"), DONE]})
+    tokenizer = opens_a_thought_after_a_result()
+    ids, mask = chat.render(tokenizer, data.as_messages(example, None, "kept"))
+    assert tokenizer.decode(ids).endswith(
+        "<tool_response|><|channel>thought\n<channel|>It works.<turn|>")
+    trained = tokenizer.decode([number for number, on in zip(ids, mask) if on])
+    assert trained.endswith("<|tool_response><channel|>It works.<turn|>")
+
+
+def test_a_template_that_opens_the_thought_after_a_result():
+    tokenizer = opens_a_thought_after_a_result()
     example, _ = data.clean({"messages": [
         ASK, calling(call(0, code="m")), result(0, "ok"), {**DONE, "reasoning": "so"}]})
     ids, mask = chat.render(tokenizer, data.as_messages(example, None, "kept"))
     assert tokenizer.decode(ids).endswith(
         "<tool_response|><|channel>thought\nso\n<channel|>It works.<turn|>")
     assert tokenizer.decode([number for number, on in zip(ids, mask) if on]).startswith("so\n")
+
+
+NO_LIST = "required, in a tool, is not a list of names"
+NO_TYPE = "type, in a tool, is neither text nor a list of texts"
+SCHEMAS = [  # {"required": true}, as JSON Schema had it until 2012, ended 02 with a traceback
+    ({"type": "object", "properties": {"x": {"type": "string"}}, "required": True}, NO_LIST),
+    ({"type": "object", "properties": {}, "required": [1]}, NO_LIST),
+    ({"properties": {"x": {"type": "object", "required": True, "properties": {}}}}, NO_LIST),
+    ({"properties": {"x": {"type": "array", "items": {"type": 3}}}}, NO_TYPE),
+    ({"properties": {"x": {"type": ["string", 3]}}}, NO_TYPE),
+    ({"properties": {"x": {"type": "object", "properties": ["y"]}}},
+     "a tool's parameters are not a JSON schema"),
+    ({"properties": {"x": {"type": ["string", "null"]}, "required": {"type": "string"},
+                     "type": {"type": "object", "properties": {}, "required": []}}}, ""),
+    ({"type": "object"}, ""),
+    ({"type": "object", "additionalProperties": {"type": "string"}}, ""),
+]
+MORE_SCHEMAS = [  # where a chat template, or a table of the hub, isn't jsonschema
+    ({"properties": {"x": {"type": "object", "y": {"type": "object", "required": 1}}}}, NO_LIST),
+    ({"num": {"description": "n", "type": "int"}},
+     "parameters of a tool that are not under properties, as in xLAM"),
+    ({"type": "object", "properties": None, "required": None}, ""),
+    (json.dumps({"type": "object", "properties": {"x": {"type": "string"}, "y": None}}), ""),
+]
+
+
+@pytest.mark.parametrize("schema, problem", SCHEMAS)
+def test_schemas_are_refused_where_jsonschema_refuses_them(schema, problem):
+    validator = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+    assert validator.is_valid(schema) == (not problem)
+    assert clean({"messages": CHAT, "tools": [{"name": "f", "parameters": schema}]}) == problem
 
 
 @pytest.mark.parametrize("messages, tools, problem", [
@@ -517,6 +585,10 @@ def test_a_template_that_opens_the_thought_after_a_result():
     ([ASK, DONE], [{"function": {}}], "a tool without a name"),
     ([ASK, said("assistant", None, function_call={"name": "f"})], None,
      "function_call, the old form of tool_calls"),
+    ([ASK, calling(call(0), content="a", tool_responses=[{"name": "simulate", "response": {}}])],
+     TOOLS, "tool_responses, which we take as messages of role tool"),
+    ([ASK, {**calling(call(0)), "tool_responses": []}], TOOLS, ""),
+    *[([ASK, DONE], [{"name": "f", "parameters": form}], why) for form, why in MORE_SCHEMAS],
     ([ASK, calling(call(0)), result(0, "ok")], TOOLS, "no answer at the end"),
     ([ASK, {**DONE, "weight": 0}], None, "nothing to train: weight 0"),
     ([ASK, {**DONE, "weight": 0.5}], None, "weight is neither 0 nor 1"),
@@ -541,6 +613,111 @@ def test_a_message_of_weight_0_is_read_and_not_learned(tokenizer):
 def test_reasoning_by_any_name_is_reasoning(key):
     example, problem = data.clean({"messages": [ASK, {**DONE, key: "why"}]}, need_reasoning=True)
     assert not problem and example["reasoning"] == "why" and not example["unused"]
+
+
+def test_a_thought_that_says_nothing_is_no_thought():
+    """A row with one was dropped."""
+    example, problem = data.clean({"messages": [ASK, {**DONE, "reasoning": " \n"}]})
+    assert not problem and example["reasoning"] == "" and not example["unused"]
+
+
+THINKS, CALLS_ALOUD = {**DONE, "reasoning": "so"}, calling(call(0, code="m"), reasoning="hm")
+OK = result(0, "ok")
+BEFORE = ("what the model says before the last turn's first thought isn't trained, because "
+          "reasoning is kept")
+
+
+@pytest.mark.parametrize("messages, problem, odd", [
+    ([ASK, CALLS_ALOUD, OK, DONE], "", []),
+    ([ASK, CALLS_ALOUD], "", []),
+    ([ASK, calling(call(0, code="m")), OK, DONE], "no reasoning", None),
+    ([ASK, THINKS, ASK, THINKS], "", [BEFORE]),
+    ([ASK, {**DONE, "weight": 0}, ASK, THINKS], "", []),
+    ([ASK, calling(call(0, code="m")), OK, THINKS], "", [BEFORE]),
+    ([ASK, THINKS, ASK, DONE], "no reasoning to train after the last question", None),
+    ([ASK, {**CALLS_ALOUD, "weight": 0}, OK, DONE],
+     "no reasoning to train after the last question", None)])
+def test_where_reasoning_is_kept_a_calls_thought_counts(messages, problem, odd):
+    """All rows of data/tools were dropped. And earlier answers were left out in silence."""
+    example, found = data.clean({"messages": messages, "tools": TOOLS}, need_reasoning=True)
+    assert found == problem
+    if not problem:
+        assert example["odd"] == odd and not example["unused"]
+        ids, mask = chat.render(TOKENIZERS["tiny"], data.as_messages(example, None, "kept"))
+        think = chat.special_ids(TOKENIZERS["tiny"])["<|think|>"]
+        assert ids.index(think) < mask.index(True)
+
+
+def tool(name, **properties):
+    """A tool by the types of its parameters; a parameter may have a schema of its own."""
+    schemas = {}
+    for key, kind in properties.items():
+        schemas[key] = kind if isinstance(kind, dict) else {"type": kind}
+    parameters = {"type": "object", "properties": schemas}
+    return {"type": "function",
+            "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+def chat_with_call(name, **arguments):
+    """A chat with one call, whose arguments are an object and no JSON text."""
+    function = {"name": name, "arguments": arguments}
+    made = {"id": "c0", "type": "function", "function": function}
+    return [ASK, calling(made), result(0, "ok"), DONE]
+
+
+INNER = {"type": "object", "properties": {"z": {"type": ["integer", "null"]}}}
+NULLS = "null arguments that the tool lacks"
+
+
+def test_what_a_table_of_the_hub_fills_into_calls_is_not_trained(tmp_path):
+    """Arrow gives every call all keys that any row has: `call:f{x:1,y:null}` was learned."""
+    import datasets
+    tools = [tool("f", x="integer", o=INNER, list={"type": "array", "items": INNER}),
+             tool("g", y="string"), tool("now")]
+    ours = [chat_with_call("f", x=1, o={"z": 2}, list=[{"z": 3}]), chat_with_call("g", y="b"),
+            chat_with_call("now")]
+    more = chat_with_call("f", x=1, o={"z": 2, "q": 1}, list=[{"z": 3, "r": "s"}])
+    rows = [{"messages": messages, "tools": json.dumps(tools)} for messages in [*ours, more]]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    stored = datasets.Dataset.from_parquet(
+        str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert '"y": null' in json.dumps(stored[0]) and '"q": null' in json.dumps(stored[0])
+
+    for row, messages in zip(stored, ours, strict=False):
+        example, problem = data.clean(row)
+        wanted, _ = data.clean({"messages": messages, "tools": tools})
+        assert not problem and not wanted["unused"] and example["unused"] == [NULLS]
+        assert example["before"] == wanted["before"]
+    example, _ = data.clean(stored[3])
+    arguments = example["before"][1]["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"x": 1, "o": {"z": 2, "q": 1}, "list": [{"z": 3, "r": "s"}]}
+    assert data.remarks([example]) == [f"not used of the rows that are kept: {NULLS} (1)"]
+
+
+@pytest.mark.parametrize("schema, arguments, kept", [
+    ({"properties": {"x": {}}}, {"x": None, "y": None}, {"x": None}),
+    ({"properties": {"x": {"type": "object"}}}, {"x": {"y": None, "z": [None]}},
+     {"x": {"z": [None]}}),
+    ({"properties": {"x": {"$ref": "#/$defs/X"}}}, {"x": {"y": None}}, {"x": {"y": None}}),
+    ({"properties": {}, "additionalProperties": {}}, {"y": None}, {}),
+    ({"properties": {}, "additionalProperties": True}, {"y": None}, {"y": None}),
+    (None, {"y": None}, {})])
+def test_a_null_that_the_schema_may_know_stays(schema, arguments, kept):
+    tools = [{"name": "f", "parameters": schema}]
+    example, _ = data.clean({"messages": chat_with_call("f", **arguments), "tools": tools})
+    assert example["before"][1]["tool_calls"][0]["function"]["arguments"] == kept
+    assert example["unused"] == [NULLS] * (kept != arguments)
+
+
+def test_calls_of_functions_that_nobody_declared_are_counted():
+    remark = "a call of a function that is not among the tools"
+    examples = []
+    for tools in (None, [tool("g")], [tool("f"), tool("g")]):
+        example, problem = data.clean({"messages": chat_with_call("f"), "tools": tools})
+        assert not problem
+        examples.append(example)
+    last_calls, _ = data.clean({"messages": chat_with_call("f")[:2], "tools": [tool("g")]})
+    assert data.remarks([*examples, last_calls]) == [f"kept, but look at these rows: {remark} (3)"]
 
 
 # The serving environment's transformers on prompts, vLLM's reader of Gemma 4's calls on answers.
@@ -667,6 +844,12 @@ def test_time_grows_with_the_length_of_an_answer_alone(piece):
     ({"messages": [{**CHAT[0], "weight": 1}, CHAT[1]]}, ["weight of user messages"]),
     ({"prompt": "q", "completion": "a", "thinking": "t"}, ["column thinking"]),
     ({"system": "s", "prompt": "q", "response": FENCED}, ["column system"]),
+    ({"messages": [CHAT[0], {**CHAT[1], "thinking": "t"}, *CHAT]},
+     ["thoughts of assistant messages"]),
+    ({"prompt": "q", "completion": "<think>t</think>a", "id": 7},
+     ["column id", "thoughts of assistant messages"]),
+    ({"prompt": "q", "response": f"<think>t</think>\n<answer>\n{FENCED}\n</answer>"},
+     ["thoughts of assistant messages"]),
     ({"messages": CHAT, "system": "s", "tools": None}, [])])
 def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
     example, problem = data.clean(row)
@@ -683,6 +866,11 @@ def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
     ("[INST] q [/INST]", "a", "a prompt holds [INST]: it was rendered before, for some model"),
     ("<start_of_turn>user\nq", "a",
      "a prompt holds <start_of_turn>: it was rendered before, for some model"),
+    ("q", '<tool_call>\n{"name": "f"}\n</tool_call>',
+     "an answer holds <tool_call>, which is trained as letters"),
+    ("q", "<|tool_call>call:f{}<tool_call|>",
+     "an answer holds <|tool_call>, which is trained as letters"),
+    ("q", "A tool_call is no tag.", ""),
     ("q", "The tag </think> ends it.",
      "an answer holds a <think> tag, which is trained as letters")])
 def test_chats_that_were_rendered_before_are_counted(user, answer, odd):

@@ -95,11 +95,12 @@ def test_a_file_that_cannot_be_uploaded_here_is_said(monkeypatch):
         own.file_of("upload", "x")
 
 
-def test_recipe_reads_what_is_written_for_it(tmp_path, capsys):
+@pytest.mark.parametrize("system", ["S", ""])
+def test_recipe_reads_what_is_written_for_it(system, tmp_path, capsys):
     """Every form, with tools and with an answer that isn't trained, becomes recipe.py's one."""
     rows = [*FORMS, json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.S)[1])]
     rows.append({"messages": [ASK, {**ANSWER, "weight": 0}, ASK, {**ANSWER, "reasoning": "so"}]})
-    kept = own.look(write(tmp_path / "in.jsonl", *rows), "S", "kept").chats
+    kept = own.look(write(tmp_path / "in.jsonl", *rows), system, "kept").chats
     own.write_chats(kept, tmp_path / "out.jsonl")
     tokenizer = chat.load_tokenizer(TINY)
     capsys.readouterr()
@@ -110,6 +111,81 @@ def test_recipe_reads_what_is_written_for_it(tmp_path, capsys):
     assert len(examples) == len(rows) + 1  # the chat with a call has two answers
     wanted = [chat.render(tokenizer, messages)[0] for messages in kept]
     assert all(ids in [example for example, _ in examples] for ids in wanted)
+
+
+@pytest.mark.parametrize("reasoning, thoughts", [("stripped", 0), ("kept", 10)])
+def test_section_6_trains_every_answer_of_the_thirty_rows(reasoning, thoughts, tmp_path, capsys):
+    """As the page stands: its rows opened with an empty system message, and all were left out."""
+    rows = own.look(str(ROOT / "data/tools/train.jsonl"), "", reasoning)
+    said = capsys.readouterr().out
+    assert "30 of 30 rows" in said
+    assert ("thoughts of assistant messages (10)" in said) == (reasoning == "stripped")
+    own.write_chats(rows.chats, tmp_path / "rows.jsonl")
+    assert '"system"' not in (tmp_path / "rows.jsonl").read_text()
+    kept = reasoning == "kept"
+    chats, _ = recipe.read_chats(tmp_path / "rows.jsonl", 0.0, kept)
+    tokenizer = chat.load_tokenizer(TINY)
+    examples = recipe.render(tokenizer, chats, 384, kept)
+    assert capsys.readouterr().out == "56 answers; 0 more are too long\n"
+    written = [tokenizer.decode(ids[mask.index(1):]) for ids, mask in examples]
+    assert sum(text.startswith("<|channel>thought\n") for text in written) == thoughts
+    wanted = [chat.render(tokenizer, messages)[0] for messages in rows.chats]
+    assert all(ids in [example for example, _ in examples] for ids in wanted)
+
+
+def test_no_thought_is_lost_on_the_way_to_recipe(tmp_path, capsys):
+    """Those of earlier turns were, and their answers were trained as if nobody had thought."""
+    first, second = {**ANSWER, "reasoning": "one"}, {**ANSWER, "content": "<think>two</think>It."}
+    own_rows = own.look(write(tmp_path / "in.jsonl", {"messages": [ASK, first, ASK, second]}), "",
+                        "kept")
+    assert "not used" not in capsys.readouterr().out
+    own.write_chats(own_rows.chats, tmp_path / "out.jsonl")
+    chats, _ = recipe.read_chats(tmp_path / "out.jsonl", 0.0, kept=True)
+    tokenizer = chat.load_tokenizer(TINY)
+    written = []
+    for ids, mask in recipe.render(tokenizer, chats, 4096, kept=True):
+        prompt, answer = ids[:mask.index(1)], ids[mask.index(1):]
+        assert "<|think|>" in tokenizer.decode(prompt)
+        assert "<|channel>" not in tokenizer.decode(prompt), "the history holds no thoughts"
+        written.append(tokenizer.decode(answer))
+    assert written == [f"<|channel>thought\n{thought}\n<channel|>It.<turn|>"
+                       for thought in ("one", "two")]
+
+
+@pytest.mark.parametrize("opening", ["", " \n", None])
+def test_recipe_reads_a_system_message_that_says_nothing_as_02_does(opening, tmp_path, capsys):
+    """It left such a row out; 02 leaves the message out."""
+    row = {"messages": [{"role": "system", "content": opening, "mood": "good"}, ASK, ANSWER]}
+    write(tmp_path / "a.jsonl", row)
+    chats, _ = recipe.read_chats(tmp_path / "a.jsonl", 0.0)
+    assert capsys.readouterr().out == "1 rows 'kept, but not used: mood'\n"
+    tokenizer = chat.load_tokenizer(TINY)
+    (ids, _), = recipe.render(tokenizer, chats, 4096)
+    example, _ = data.clean(row)
+    assert ids == chat.render(tokenizer, data.as_messages(example, None))[0]
+
+
+LONG = {**ANSWER, "content": "It. " * 99}
+NOTHING = {**ANSWER, "content": " "}
+
+
+@pytest.mark.parametrize("rows, share, says", [
+    ([[ASK, NOTHING]] * 2, 0, "no answer to train (2 rows left out: an empty text)"),
+    ([[ASK, ANSWER]] * 3, 1, "no answer to train (3 rows held out)"),
+    ([[ASK, {**ANSWER, "weight": 0}]], 0,
+     "no answer to train (1 rows without an answer of weight 1)"),
+    ([[ASK, LONG]], 0, "no answer to train within --sequence_length 64"),
+    ([[ASK, LONG], [ASK, NOTHING]], 0,
+     "no answer to train within --sequence_length 64 (1 rows left out: an empty text)"),
+    ([], 0, "no answer to train")])
+def test_recipe_says_why_there_is_nothing_to_train(rows, share, says, tmp_path):
+    """Whatever the reason was, it blamed the length."""
+    path = tmp_path / "rows.jsonl"
+    write(path, *({"messages": messages} for messages in rows))
+    options = {"model": TINY, "sequence_length": 64, "validation": share}
+    with pytest.raises(UserError) as stopped:
+        own.train(recipe.main, options, tmp_path)
+    assert str(stopped.value) == f"{path}: {says}"
 
 
 def test_what_is_asked_is_what_recipe_holds_out(tmp_path):

@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 import recipe
 from helpers import chat, data, gemma, merge, train
+from helpers.run import UserError
 from tables import architecture
 
 pytestmark = pytest.mark.laboratory
@@ -329,6 +330,34 @@ def test_a_base_that_computes_something_else_is_refused(change, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(SystemExit, match=re.escape(str(tmp_path))):
         recipe.load_model(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("config, said", [
+    ({"model_type": "llama", "num_hidden_layers": 2}, "not a Gemma 4's: model_type llama. Take"),
+    ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+     "not a Gemma 4's: model_type gemma3_text. Take"),
+    ({"model_type": ["llama"]}, r"model_type ['llama']. Take"),
+    ({"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", "layer_types": []}},
+     "describes no layers of a Gemma 4 (layer_types): download it again"),
+    (random_gemma.SHALLOW | {"rope_parameters": ROPE, "enable_moe_block": True}, "")])
+def test_another_model_is_named(config, said, tmp_path):
+    """All got "describes no layers", or "asks for {'enable_moe_block': True}" with no reason."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not said:  # as 02 to 04 say it
+        with pytest.raises(UserError) as error:
+            architecture.text_config(config)
+        said = str(error.value).removesuffix(".")
+        assert "e31e280e" in said
+    with pytest.raises(SystemExit) as stopped:
+        recipe.read_config(tmp_path)
+    line = str(stopped.value)
+    assert said in line and str(tmp_path / "config.json") in line and "\n" not in line
+
+
+def test_no_experts_may_be_said_as_null(tmp_path):
+    config = random_gemma.SHALLOW | {"rope_parameters": ROPE, "enable_moe_block": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert recipe.read_config(tmp_path) == config
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"null", b"\xff", b"{}", b"[" * 10**5,

@@ -6,7 +6,9 @@ model that was tuned on `data/tools`, to ask for calls.
 
 import collections
 import contextlib
+import itertools
 import json
+import random
 import sys
 
 import jax
@@ -15,9 +17,23 @@ from conftest import ROOT, needs_serve, program, serve
 
 import recipe
 import serving
-from helpers import answers, chat, data, gemma
+from helpers import answers, chat, data, gemma, own
 from serving import Options, asking
-from test_data import ASK, DONE, TOOL_CHATS, TOOLS, call, calling, result
+from test_data import (
+    ASK,
+    DONE,
+    MORE_SCHEMAS,
+    SCHEMAS,
+    TOOL_CHATS,
+    TOOLS,
+    call,
+    calling,
+    chat_with_call,
+    opens_a_thought_after_a_result,
+    parts_of,
+    result,
+    tool,
+)
 
 from appendix.world import calls
 
@@ -25,6 +41,7 @@ TINY = ROOT / "assets" / "tiny_gemma4"
 FILE = ROOT / "data" / "tools" / "train.jsonl"
 ROWS = [json.loads(line) for line in FILE.read_text().splitlines()]
 SYSTEM = {"role": "system", "content": "S"}
+THINK = "<|think|>"
 
 
 def rendered(tokenizer, messages, tools, reasoning="stripped"):
@@ -55,12 +72,127 @@ def test_recipe_renders_every_answer_as_02_renders_the_chat_up_to_it(name):
     written = [tokenizer.decode(answer) for _, answer in ours]
     for text in trained:  # what 02 trains in one row, recipe.py trains in several
         assert text in written
-    for (prompt, _), text in zip(ours, written, strict=True):
-        thinking = text.startswith(chat.CHANNEL)
+    for prompt, _ in ours:
+        thinking = THINK in tokenizer.decode(prompt)
         served = []
         for end in range(1, len(whole)):
             served.append(chat.prompt_ids(tokenizer, whole[:end], thinking))
         assert prompt in served, "the prompt is one that a server sends"
+
+
+# ── The same ids and masks, whatever a chat looks like ──
+
+
+def one_of_the_models(generator, **message):
+    """A message of the model's: with a thought or without, trained or only read."""
+    key = generator.choice(["reasoning", "reasoning_content", "thinking"])
+    thought = generator.choice(["hm", "so\n", " ", "", None, None])
+    weight = generator.choice([{}, {}, {}, {"weight": 0}, {"train": False}])
+    return {"role": "assistant", **message, key: thought, **weight}
+
+
+def drawn_chat(generator):
+    """A row of one to three questions, with up to three calls before each answer."""
+    messages = []
+    opening = generator.choice([None, "", " \n", "S"])
+    if opening is not None:
+        messages.append({"role": "system", "content": opening})
+    for turn in range(generator.randint(1, 3)):
+        messages.append({"role": "user", "content": f"q{turn}"})
+        for number in range(generator.choice([0, 0, 1, 2, 3])):
+            word = generator.choice([None, None, None, "Let me look."])
+            made = [call(number, code=f"m{turn}{number}")]
+            messages.append(one_of_the_models(generator, content=word, tool_calls=made))
+            messages.append(result(number, "ok"))
+        messages.append(one_of_the_models(generator, content=f"a{turn}"))
+    if len(messages) > 2 and messages[-2]["role"] == "tool" and generator.random() < 0.3:
+        del messages[-2:]  # the chat ends with the call
+    return {"messages": messages, "tools": generator.choice([TOOLS, TOOLS, None])}
+
+
+def as_stored(prompt, answer):
+    """An answer of recipe.py's as its thought and its rest; the prompt may have opened it."""
+    if prompt.endswith("<|channel>thought\n"):
+        answer = "<|channel>thought\n" + answer
+    thought, _, rest = answer.rpartition("<channel|>")
+    thought = thought.removeprefix("<|channel>thought\n")
+    return thought, rest
+
+
+def trained_by_02(texts, before_the_last):
+    """What 02 trains of [(prompt, answer)], the texts of recipe.py's examples of a chat."""
+    thinks = THINK in texts[-1][0]
+    questions = texts[-1][0].count("<|turn>user")
+    wanted = []
+    for prompt, answer in texts:
+        thought, rest = as_stored(prompt, answer)
+        is_earlier = prompt.count("<|turn>user") < questions
+        if thinks and (is_earlier or THINK not in prompt):
+            continue
+        if is_earlier:  # no prompt has earlier turns' thoughts
+            thought = ""
+        wanted.append((thought, rest))
+    for message in before_the_last:
+        if message["content"] and message.get("tool_calls"):
+            return wanted[-1:]
+    return wanted
+
+
+@pytest.mark.parametrize("reasoning", ["stripped", "kept"])
+@pytest.mark.parametrize("template", ["the 31B's", "of July 2026"])
+def test_02_recipe_and_own_data_train_the_same(reasoning, template, tmp_path):
+    """150 drawn chats: 02's row is recipe.py's last example, and trains what recipe.py trains.
+
+    02 can't train what the model says before the last turn's first thought, and says so.
+    """
+    tokenizer = chat.load_tokenizer(TINY)
+    if template == "of July 2026":
+        tokenizer = opens_a_thought_after_a_result()
+    generator = random.Random(7)
+    chats, all_pairs, seen = [], [], collections.Counter()
+    while len(chats) < 150:
+        row = drawn_chat(generator)
+        pairs = rendered(tokenizer, **row, reasoning=reasoning)
+        kept = reasoning == "kept"
+        example, problem = data.clean(row, keep_reasoning=kept)
+        if not pairs:
+            assert problem == "nothing to train: weight 0"
+            continue
+        whole = data.as_messages(example, "", reasoning)
+        ids, mask = chat.render(tokenizer, whole)
+        prompt, answer = pairs[-1]
+        assert ids == prompt + answer
+        thinks = THINK in tokenizer.decode(ids)
+        assert thinks == (kept and chat.last_turn_thinks(whole))
+
+        trained = []
+        for on, group in itertools.groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
+            if on:
+                trained.append(tokenizer.decode([number for number, _ in group]))
+        texts = [tuple(map(tokenizer.decode, pair)) for pair in pairs]
+        trained[-1] = "".join(as_stored(*texts[-1]))
+        found = [as_stored("", text) for text in trained[:-1]]
+        found.append(as_stored(*texts[-1]))
+        assert found == trained_by_02(texts, whole[:-1])
+
+        needed, problem = data.clean(row, need_reasoning=True)
+        assert thinks == (not problem) or not kept
+        says_so = data.BEFORE_A_THOUGHT in needed["odd"] if needed else False
+        aloud = any(m["content"] and m.get("tool_calls") for m in whole[:-1])
+        assert not thinks or aloud or says_so == (len(found) < len(pairs))
+        seen.update(thinks=thinks, less=len(found) < len(pairs), several=len(pairs) > 2)
+        chats.append(whole)
+        all_pairs += pairs
+    assert seen["several"] > 40 and (reasoning == "stripped" or seen["thinks"] > 40)
+
+    own.write_chats(chats, tmp_path / "rows.jsonl")
+    read, _ = recipe.read_chats(tmp_path / "rows.jsonl", 0.0, reasoning == "kept")
+    examples = recipe.render(tokenizer, read, 4096, reasoning == "kept")
+    assert [ids for ids, _ in examples] == [prompt + answer for prompt, answer in all_pairs]
+
+
+NO_TOOL = "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
+NO_SCHEMA = "a tool's parameters are not a JSON schema"
 
 
 @pytest.mark.parametrize("messages, tools, problem", [
@@ -74,8 +206,7 @@ def test_recipe_renders_every_answer_as_02_renders_the_chat_up_to_it(name):
      "a call is not {id: ..., function: {name: ..., arguments: JSON}}"),
     ([ASK, DONE], "{cut", "tools are not a list, or not JSON"),
     ([ASK, DONE], 3, "tools are not a list, or not JSON"),
-    *[([ASK, DONE], [tool], "a tool is not {type: function, function: {name: ..., parameters: "
-       "JSON schema}}") for tool in (
+    *[([ASK, DONE], [form], NO_TOOL) for form in (
         "f", {"function": {}}, {"name": "f"}, {"function": {"name": "f", "parameters": "{cut"}},
         {"function": {"name": "f", "parameters": {"properties": ["code"]}}},
         {"function": {"name": "f", "parameters": {"properties": {"code": "string"}}}})],
@@ -87,10 +218,200 @@ def test_recipe_renders_every_answer_as_02_renders_the_chat_up_to_it(name):
      "no object with messages that hold text"),
     ([ASK, calling(call(0)), {**result(0, "ok"), "content": {"a": 1}}, DONE], TOOLS,
      "no object with messages that hold text"),
+    ([{"role": "developer", "content": "S"}, ASK, DONE], TOOLS,
+     "role 'developer' is none of system, user, assistant and tool"),
+    ([ASK, calling(call(0), tool_responses=[{"name": "simulate", "response": {}}])], TOOLS,
+     "tool_responses, which we take as messages of role tool"),
+    ([ASK, calling(call(0), call(0)), result(0, "a"), result(0, "b"), DONE], TOOLS,
+     "two calls with one id"),
+    *[([ASK, DONE], [{"function": {"name": "f", "parameters": form}}],
+       NO_TOOL if why == NO_SCHEMA else why)
+      for form, why in [*SCHEMAS, *MORE_SCHEMAS]],
     ([ASK, calling(call(0)), {**result(0, "ok"), "content": None}, DONE], json.dumps(TOOLS), "")])
 def test_recipe_names_what_is_wrong_with_a_chat_with_tools(messages, tools, problem):
     """It left out every row with a call, and trained rows with tools as if there were none."""
     assert recipe.parse(json.dumps({"messages": messages, "tools": tools}))[1] == problem
+
+
+F_AND_G = [tool("f", x="integer"), tool("g", y="string")]
+
+
+def two_calls(results, **ids):
+    """A chat that calls f and g at once, and gets these results; ids by the functions' names."""
+    made = []
+    for name, arguments in (("f", '{"x": 1}'), ("g", '{"y": "b"}')):
+        given = {"id": ids[name]} if name in ids else {}
+        function = {"name": name, "arguments": arguments}
+        made.append({**given, "type": "function", "function": function})
+    returned = [{"role": "tool", **more} for more in results]
+    return [ASK, calling(*made), *returned, DONE]
+
+
+def responses(content_of_first, content_of_second, first="f", second="g"):
+    """What the chat template writes of two results."""
+    return (f'<|tool_response>response:{first}{{value:<|"|>{content_of_first}<|"|>}}'
+            f'<tool_response|><|tool_response>response:{second}{{value:<|"|>{content_of_second}'
+            '<|"|>}<tool_response|>')
+
+
+F, G = {"name": "f", "content": "F"}, {"name": "g", "content": "G"}
+
+
+@pytest.mark.parametrize("results, ids, wanted", [
+    ([F, G], {}, responses("F", "G")),
+    ([G, F], {}, responses("G", "F", "g", "f")),
+    ([G, F], {"f": "1", "g": "2"}, responses("G", "F", "g", "f")),
+    ([{"content": "F"}, {"content": "G"}], {}, responses("F", "G")),
+    ([{"content": "F"}, {"content": "G"}], {"f": "1", "g": "2"}, responses("F", "G")),
+    ([{"content": "G"}, F], {}, responses("G", "F", "g", "f")),
+    ([{"name": "x", "content": "F"}, {"name": "y", "content": "G"}], {}, responses("F", "G")),
+    ([{"name": "g", "content": "F"}, {"name": "g", "content": "G"}], {},
+     responses("F", "G", "g", "f")),
+    ([{"content": "G"}, {"content": "F", "tool_call_id": "1"}], {"f": "1", "g": "2"},
+     responses("G", "F", "g", "f")),
+    ([{**F, "tool_call_id": "2"}, {**G, "tool_call_id": "1"}], {"f": "1", "g": "2"},
+     responses("F", "G", "g", "f"))])
+def test_results_find_their_calls_by_id_then_by_name_then_in_order(results, ids, wanted):
+    """Without ids, 02 took every result in order, and recipe.py wrote `response:g` for all."""
+    tokenizer = chat.load_tokenizer(TINY)
+    messages = two_calls(results, **ids)
+    example, problem = data.clean({"messages": messages, "tools": F_AND_G})
+    assert not problem
+    written, _ = chat.render(tokenizer, data.as_messages(example, None))
+    assert wanted in tokenizer.decode(written)
+    _, (prompt, answer) = rendered(tokenizer, messages, F_AND_G)
+    assert written == [*prompt, *answer]
+
+
+# What vLLM hands to the chat template, and the ids that the template makes of it.
+SERVED = """import json, sys
+from transformers import AutoTokenizer
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.renderers.chat_utils import parse_chat_messages
+class Text:
+    multimodal_config, enable_prompt_embeds = None, False
+    def __getattr__(self, name):
+        return None
+tokenizer, found = AutoTokenizer.from_pretrained(sys.argv[1]), []
+for messages, tools in json.loads(sys.argv[2]):
+    request = ChatCompletionRequest(messages=messages, tools=tools)
+    conversation, *_ = parse_chat_messages(request.messages, Text(), "string")
+    tools = [tool.model_dump() for tool in request.tools]
+    found.append(tokenizer.apply_chat_template(
+        conversation, tools=tools, add_generation_prompt=True)["input_ids"])
+print(json.dumps(found))
+"""
+
+
+@needs_serve
+def test_vllm_hands_over_tools_and_results_as_we_train_them():
+    """A tool without a description has "None" there, and was trained with an empty one.
+
+    vLLM refuses calls without ids. A result without one it takes by its name.
+    """
+    tokenizer = chat.load_tokenizer(TINY)
+    undescribed, null, plain = json.loads(json.dumps([tool("f", x="integer")] * 3))
+    del undescribed["function"]["description"]
+    null["function"].update(description=None, parameters=None)
+    plain["function"]["parameters"]["properties"]["x"]["description"] = None
+    cases = [([ASK, DONE], [declared]) for declared in (undescribed, null, plain)]
+    cases.append((two_calls([G, F], f="1", g="2"), F_AND_G))
+    with_ids = [{**G, "tool_call_id": "2"}, {**F, "tool_call_id": "1"}]
+    cases.append((two_calls(with_ids, f="1", g="2"), F_AND_G))
+    asked = [(messages[:-1], tools) for messages, tools in cases]
+    served = json.loads(serve("-c", SERVED, TINY, json.dumps(asked)).splitlines()[-1])
+    assert 'declaration:f{description:<|"|>None<|"|>' in tokenizer.decode(served[0])
+    for (messages, tools), ids in zip(cases, served, strict=True):
+        example, _ = data.clean({"messages": messages, "tools": tools})
+        assert chat.prompt_ids(tokenizer, data.as_messages(example, None)[:-1]) == ids
+        assert rendered(tokenizer, messages, tools)[-1][0] == ids
+
+
+# ── Tools and calls with something odd in them ──
+
+ODD = (None, 0, True, False, "", "x", "string", "object", [], {}, ["x"], [1], [None], {"a": None},
+       {"type": "string"}, {"type": 3}, {"required": True}, {"a": {"type": "string"}}, "{}", "{",
+       {"type": "array", "items": {"type": 3}}, {"type": "object", "y": {"required": True}})
+PLACES = ("type", "required", "properties", "items", "enum", "description", "nullable", "anyOf",
+          "additionalProperties", "$ref", "name", "parameters", "x", "arguments")
+
+
+def drawn_row(generator):
+    """A row with two calls, whose results may lack ids, and with odd values in its tools."""
+    inner = {"type": "object", "properties": {"z": {"type": ["integer", "null"]}}}
+    shelf = {"type": "array", "items": {**inner, "required": ["z"]}}
+    tools = json.loads(json.dumps([tool("f", o=inner, list=shelf, free="object"), tool("g")]))
+    arguments = {"o": {"z": None, "q": None}, "list": [{"z": 1, "r": None}], "y": None}
+    made = []
+    for name in generator.choice(["fg", "ff", "gh"]):
+        function = {"name": name, "arguments": dict(arguments)}
+        made.append({"id": name + str(len(made)), "type": "function", "function": function})
+    results = []
+    for number, one in enumerate(made):
+        named = {"tool_call_id": one["id"], "name": one["function"]["name"]}
+        for key in generator.sample(sorted(named), generator.randint(0, 2)):
+            del named[key]
+        results.append({"role": "tool", "content": str(number), **named})
+    generator.shuffle(results)
+    if generator.random() < 0.3:
+        for one in [*made, *results]:
+            one.pop("id", None)
+            one.pop("tool_call_id", None)
+
+    spoiled = generator.choice([tools, tools, [one["function"] for one in made]])
+    for _ in range(generator.randint(0, 2)):
+        part = generator.choice([part for part in parts_of(spoiled) if isinstance(part, dict)])
+        key = generator.choice([*part, *PLACES])
+        part[key] = json.loads(json.dumps(generator.choice(ODD)))
+    return {"messages": [ASK, calling(*made), *results, DONE], "tools": tools}
+
+
+def test_02_and_recipe_take_the_same_odd_tools_and_calls_and_train_the_same():
+    """400 drawn rows. What both take, the chat template can write."""
+    tokenizer = chat.load_tokenizer(TINY)
+    generator = random.Random(5)
+    seen = collections.Counter()
+    for _ in range(400):
+        row = drawn_row(generator)
+        example, problem = data.clean(row)
+        read, same_problem = recipe.parse(json.dumps(row))
+        assert (not problem) == (not same_problem), (problem, same_problem, row)
+        seen["left out" if problem else "kept"] += 1
+        if problem:
+            continue
+        nulls = "null arguments that the tool lacks"
+        assert (nulls in example["unused"]) == (nulls in recipe.unused_keys(read, False))
+        undeclared = "a call of a function that is not among the tools" in example["odd"]
+        assert undeclared == recipe.calls_another(read["messages"])
+        seen.update({"nulls": nulls in example["unused"], "undeclared": undeclared})
+
+        ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+        examples = recipe.render(tokenizer, [read["messages"]], 4096)
+        assert ids == examples[-1].ids
+        trained = [number for number, on in zip(ids, mask, strict=True) if on]
+        by_recipe = []
+        for one in examples:
+            by_recipe += one.ids[one.mask.index(1):]
+        assert trained == by_recipe
+    assert min(seen.values()) > 50 and seen["kept"] > 150, seen
+
+
+@pytest.mark.parametrize("messages, tools, said", [
+    (chat_with_call("f", x=1, y=None), [tool("f", x="integer")],
+     "kept, but not used: null arguments that the tool lacks"),
+    (chat_with_call("f"), None, "kept, with a call of a function that is not among the tools"),
+    (chat_with_call("f"), [tool("g")],
+     "kept, with a call of a function that is not among the tools"),
+    (chat_with_call("f"), [tool("f")], ""),
+    ([ASK, {**DONE, "content": '<tool_call>{"name": "f"}'}], None,
+     "kept, read as letters: <tool_call>"),
+    ([ASK, {**DONE, "content": "<|tool_call>call:f{}"}], None,
+     "kept, read as letters: <|tool_call>")])
+def test_recipe_counts_what_is_odd_about_calls_that_it_keeps(
+        messages, tools, said, tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages, "tools": tools}))
+    chats, _ = recipe.read_chats(tmp_path / "a.jsonl", 0.0)
+    assert len(chats) == 1 and capsys.readouterr().out == (f"1 rows '{said}'\n" if said else "")
 
 
 def test_recipe_says_if_thoughts_are_not_used(tmp_path, capsys):
@@ -128,7 +449,9 @@ def test_the_thirty_rows_are_what_their_generator_writes_and_their_results_are_r
     counted = 0
     for row in ROWS:
         example, problem = data.clean(row)
-        assert not problem and not example["unused"] and not example["odd"]
+        thinks = "reasoning_content" in str(row)
+        assert example["unused"] == ["thoughts of assistant messages"] * thinks
+        assert not problem and not example["odd"]
         called = {}
         for message in row["messages"]:
             for made in message.get("tool_calls", ()):
@@ -255,7 +578,7 @@ def test_the_thirty_rows_have_the_ids_that_a_server_makes_of_them(base_server, r
         pairs = rendered(tokenizer, row["messages"], tools, reasoning)
         places = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
         for place, (prompt, answer) in zip(places, pairs, strict=True):
-            thinking = "reasoning" in messages[place]
+            thinking = "reasoning" in str(messages[:place + 1])  # there's one question in a row
             assert tokenized(base_server, messages[:place], tools, thinking) == prompt
             form = form_of(messages[:place + 1])
             if form not in forms:  # once: an answer takes longer than a list of ids
@@ -381,7 +704,7 @@ def answered(record, row, prompts):
         returned = []
         for result, call in zip(results, message["tool_calls"], strict=True):
             returned.append({**result, "tool_call_id": call["id"]})
-        reply = completed(record, [question, message, *returned], row["tools"], False, 80)
+        reply = completed(record, [question, message, *returned], row["tools"], thinking, 80)
         if message.get("reasoning") == first.get("reasoning_content"):
             assert reply["prompt_token_ids"] == prompts[1], "with the message as it was sent"
         answer = reply["choices"][0]["message"]["content"]

@@ -372,12 +372,13 @@ def estimate(
 ) -> dict[str, float]:
     """{what: GiB of one chip} of a training step, added up from the model's shapes.
 
-    It's within a tenth of the compiler's sum for all stored rows but three. int8 on a v6e-8 with
+    It's within a tenth of the compiler's sum for all stored rows but four. int8 on a v6e-8 with
     BLOCK needs 13.6 GiB by this estimate and 21.6 GiB compiled: if a chip has room, the compiler
     works on several layers of the backward pass at once, and keeps the activations of all their
     MLPs. And int8 on a v5e-4 needs 12.8 GiB by this estimate and 16.5 compiled, because its two
-    micro-batches are a loop (`SPARE_IN_A_LOOP`). Rows of 16,384 on a v6e-8 need 27.0 GiB by this
-    estimate and 20.6 compiled: the compiler keeps less there of what it has gathered.
+    micro-batches are a loop (`SPARE_IN_A_LOOP`). Rows of 16,384 need 27.0 GiB on a v6e-8 and 20.1
+    on a v5e-8 by this estimate, and 20.6 and 16.5 compiled: the compiler keeps less there of what
+    it has gathered.
     """
     config = _config(model)
     base, adapters = held(model, fsdp, tp, base_dtype)
