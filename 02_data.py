@@ -220,8 +220,9 @@ style.show_tokens([tokenizer.decode([number]) for number in ids], mask, "02_coun
 #
 # Every answer is trained, with one flaw. Whenever a server asks the 31B for an answer, the prompt ends with the empty
 # thought. In our rows only the last answer follows an empty thought. The earlier answers are trained as they stand in a
-# stored chat, without one. (`recipe.py` makes one example of each answer instead.) For tools, see
-# [own data](own_data.ipynb), section 6.
+# stored chat, without one. (`recipe.py` makes one example of each answer instead.) And if you keep the reasoning, only the
+# last turn is trained, from its first thought on, because the template drops earlier thoughts. For tools, see [own
+# data](own_data.ipynb), section 6.
 #
 # </details>
 #

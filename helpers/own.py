@@ -370,6 +370,7 @@ class Question(NamedTuple):
 
     asked: list[Message]
     wanted: str
+    thought: str = ""  # what comes before the answer, if thoughts are trained
 
 
 def questions(tokenizer: Any, chats: Sequence[list[Message]], share: float, limit: int,
@@ -394,9 +395,8 @@ def questions(tokenizer: Any, chats: Sequence[list[Message]], share: float, limi
         if not data.held_out(_first_prompt(messages), share):
             continue
         question = _first_question(tokenizer, messages)
-        asked = chat.prompt_ids(tokenizer, question.asked)
-        [wanted] = chat.encode_texts(tokenizer, [question.wanted])
-        if len(asked) + len(wanted) <= limit:
+        asked = chat.prompt_ids(tokenizer, question.asked, bool(question.thought))
+        if len(asked) + _length(tokenizer, question) <= limit:
             exam.append(question)
         else:
             too_long += 1
@@ -410,12 +410,21 @@ def questions(tokenizer: Any, chats: Sequence[list[Message]], share: float, limi
 
 def longest(tokenizer: Any, exam: Sequence[Question]) -> int:
     """How long an answer may become: the tokens of the longest one that's wanted, and some more.
+    A thought counts, too.
 
     A tenth is added for other wordings, and two tokens for the end.
     """
-    texts = [question.wanted for question in exam]
-    lengths = [len(ids) for ids in chat.encode_texts(tokenizer, texts)]
+    lengths = [_length(tokenizer, question) for question in exam]
     return int(1.1 * max(lengths)) + 2
+
+
+def _length(tokenizer: Any, question: Question) -> int:
+    """Tokens of what the model has to write: its thought, if there is one, and the answer."""
+    written = question.wanted
+    if question.thought:
+        written = f"{chat.CHANNEL}thought\n{question.thought}\n{chat.CHANNEL_END}{written}"
+    [ids] = chat.encode_texts(tokenizer, [written])
+    return len(ids)
 
 
 def _first_prompt(messages: Sequence[Message]) -> str:
@@ -429,17 +438,25 @@ def _first_question(tokenizer: Any, messages: list[Message]) -> Question:
     while not _is_trained_answer(messages[place]):
         place += 1
     answer = dict(messages[place])
-    answer.pop("reasoning", None)
+    thought = answer.pop("reasoning", None) or ""
     asked = [dict(message) for message in messages[:place]]
 
     ids, _ = chat.render(tokenizer, [*asked, answer])
     prompt = chat.prompt_ids(tokenizer, asked)
     written = tokenizer.decode(ids[len(prompt):])
-    return Question(asked, without_end(written))
+    return Question(asked, without_end(written), thought)
 
 
 def _is_trained_answer(message: Message) -> bool:
     return message["role"] == "assistant" and bool(message.get("train", True))
+
+
+def without_thought(text: str) -> str:
+    """An answer without the thought before it; "" if the thought doesn't end."""
+    _, _, answer = text.rpartition(chat.CHANNEL_END)
+    if chat.CHANNEL in answer:
+        return ""
+    return answer
 
 
 def without_end(text: str) -> str:
@@ -457,7 +474,9 @@ class Asker:
       adapters: {name: adapters}; before the training they're those that change nothing.
       tokenizer: from `chat.load_tokenizer`.
       mesh: that the model lives on.
-      exam: questions; the program is made for as many, and for their lengths.
+      exam: questions; the program is made for as many, and for their lengths. If one of them has a
+        thought, all are asked as questions that a model may think about, and the thoughts are
+        left out of what `ask` returns.
     """
 
     def __init__(self, model: Gemma4, adapters: Mapping[str, nnx.State], tokenizer: Any,
@@ -469,13 +488,17 @@ class Asker:
         self.limit = longest(tokenizer, exam)
         self._rows = len(exam)
         self._stops = chat.stop_ids(tokenizer)
-        lengths = [len(chat.prompt_ids(tokenizer, question.asked)) for question in exam]
+        self._thinks = any(question.thought for question in exam)
+        lengths = [len(self._prompt(question.asked)) for question in exam]
         self._at_once = gemma.read_at_once(np.array(lengths))
         self._program = gemma.answer_program(model, mesh, self._at_once, self._stops)
 
+    def _prompt(self, messages: list[Message]) -> list[int]:
+        return chat.prompt_ids(self.tokenizer, messages, self._thinks)
+
     def ask(self, name: str, chats: Sequence[list[Message]]) -> list[str]:
         """Greedy answers to chats, which are lists of messages, with the adapters of this name."""
-        prompts = [chat.prompt_ids(self.tokenizer, messages) for messages in chats]
+        prompts = [self._prompt(messages) for messages in chats]
         missing = self._rows - len(prompts)
         padded = prompts + prompts[:1] * missing  # the program is compiled for so many rows
         is_short = min(map(len, prompts)) < self._at_once  # then it needs a program of its own
@@ -490,8 +513,11 @@ class Asker:
                 self._stops,
                 self.mesh,
                 program=None if is_short else self._program)
-        written = answers[:len(prompts)]
-        return [without_end(self.tokenizer.decode(ids)) for ids in written]
+        texts = []
+        for ids in answers[:len(prompts)]:
+            text = self.tokenizer.decode(ids)
+            texts.append(without_end(without_thought(text)))
+        return texts
 
 
 def before_and_after(model: Gemma4, checkpoints: Path,

@@ -205,8 +205,34 @@ def test_what_is_asked_is_what_recipe_holds_out(tmp_path):
     with pytest.raises(UserError, match="All 60 held-out questions are longer than 5 tokens"):
         own.questions(tokenizer, chats, 1.0, 5)
     tools, = own.look(str(ROOT / "data/tools/train.jsonl")).chats[:1]
-    asked, wanted = own.questions(tokenizer, [tools], 1.0, 512)[0]
+    asked, wanted, _ = own.questions(tokenizer, [tools], 1.0, 512)[0]
     assert len(asked) == 2 and wanted == "<|tool_call>call:width{high:9,low:0}<tool_call|>"
+
+
+def test_where_thoughts_are_trained_the_exam_asks_for_them_and_reads_past_them(monkeypatch):
+    tokenizer = chat.load_tokenizer(TINY)
+    thinks = {**ANSWER, "reasoning": "One and one is two."}
+    exam = own.questions(tokenizer, [[ASK, thinks], [ASK, ANSWER]], 1.0, 256)
+    assert [question.thought for question in exam] == ["One and one is two.", ""]
+    plain = own.questions(tokenizer, [[ASK, ANSWER]], 1.0, 256)
+    ids, mask = chat.render(tokenizer, [ASK, thinks])
+    assert own.longest(tokenizer, exam) >= sum(mask) > own.longest(tokenizer, plain)
+
+    asked = []
+    trained = ids[mask.index(True):]  # what the model has learned to write
+
+    def greedy(model, prompts, *_, **__):
+        asked.extend(prompts)
+        return [trained, trained[:4]]  # the second answer never leaves its thought
+    monkeypatch.setattr(own.gemma, "greedy", greedy)
+    monkeypatch.setattr(own.gemma, "answer_program", lambda *_: None)
+    monkeypatch.setattr(own.nnx, "update", lambda *_: None)
+    asker = own.Asker(None, {"tuned": None}, tokenizer, None, exam)
+    assert asker.ask("tuned", [question.asked for question in exam]) == ["It.", ""]
+    assert asked[0] == ids[:mask.index(True)] == chat.prompt_ids(tokenizer, [ASK], thinking=True)
+    asked.clear()
+    own.Asker(None, {"tuned": None}, tokenizer, None, plain).ask("tuned", [[ASK]])
+    assert asked[0] == chat.prompt_ids(tokenizer, [ASK])
 
 
 def test_the_losses_are_read_from_what_recipe_prints(tmp_path):
