@@ -154,8 +154,8 @@ pd.Series(verdicts, name="verdict").to_frame()
 # guess which one is the answer. *Fence not closed* may hold half a module, which would teach broken Verilog. And in
 # *reasoning not closed* nobody knows whether the fence is the answer.
 #
-# Now all the rows. Nothing disappears silently: the table counts every reason, and the line above it names the columns
-# that we don't use.
+# Now all the rows. Nothing disappears silently: the table counts every reason, and the line above it names what we
+# don't use of the rows that we keep.
 
 # %%
 cleaned = data.clean_all(rows, cfg.source, need_reasoning=records.thinks(cfg.reasoning))
