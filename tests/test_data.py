@@ -122,18 +122,6 @@ def codev_lengths(count, seed):
     return np.clip(drawn, 64, 3_072).astype(int)
 
 
-def test_a_system_message_in_parts_gets_a_space_as_googles_template_writes_it():
-    """So a server has to hand the template a text: `--chat-template-content-format string`."""
-    tokenizer = chat.load_tokenizer(ASSET)
-    question = {"role": "user", "content": "a"}
-    texts = [{"role": "system", "content": " Be brief. "}, question]
-    parts = [{"role": "system", "content": [{"type": "text", "text": " Be brief. "}]}, question]
-    as_text = tokenizer.apply_chat_template(texts, tokenize=False)
-    assert "<|turn>system\nBe brief.<turn|>" in as_text
-    in_parts = tokenizer.apply_chat_template(parts, tokenize=False)
-    assert in_parts == as_text.replace("brief.<turn|>", "brief. <turn|>")
-
-
 # ── Ids and mask ──
 
 @every

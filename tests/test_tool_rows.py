@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import random
+import shutil
 import sys
 
 import jax
@@ -18,7 +19,7 @@ from conftest import ROOT, needs_serve, program, serve
 import recipe
 import serving
 from helpers import answers, chat, data, gemma, own
-from serving import Options, asking
+from serving import Options, asking, commands
 from test_data import (
     ASK,
     DONE,
@@ -325,6 +326,49 @@ def test_vllm_hands_over_tools_and_results_as_we_train_them():
         example, _ = data.clean({"messages": messages, "tools": tools})
         assert chat.prompt_ids(tokenizer, data.as_messages(example, None)[:-1]) == ids
         assert rendered(tokenizer, messages, tools)[-1][0] == ids
+
+
+PARTS = """import json, sys
+from transformers import AutoTokenizer
+from vllm.renderers.chat_utils import parse_chat_messages
+from vllm.renderers.hf import _detect_content_format
+class Text:
+    multimodal_config, enable_prompt_embeds = None, False
+    def __getattr__(self, name):
+        return None
+tokenizer, messages = AutoTokenizer.from_pretrained(sys.argv[1]), json.loads(sys.argv[2])
+for form in (_detect_content_format(tokenizer.chat_template, default="string"), sys.argv[3]):
+    conversation, *_ = parse_chat_messages(messages, Text(), form)
+    print(tokenizer.apply_chat_template(conversation, add_generation_prompt=True)["input_ids"])
+"""
+AS_GOOGLE_WRITES_PARTS = """
+    {%- if messages[0]['content'] is string -%}
+      {{- messages[0]['content'] | trim -}}
+    {%- else -%}
+      {%- for item in messages[0]['content'] -%}{{- item['text'] | trim + ' ' -}}{%- endfor -%}
+    {%- endif -%}
+"""
+
+
+@needs_serve
+def test_a_server_hands_messages_to_the_template_as_texts(tmp_path):
+    """By itself vLLM makes parts of them, and Google's template ends each part with a space."""
+    shutil.copytree(TINY, tmp_path / "model")
+    path = tmp_path / "model" / "chat_template.jinja"
+    template = path.read_text()
+    ours = "    {{- text(messages[0]['content']) -}}\n"
+    assert template.count(ours) == 1
+    path.write_text(template.replace(ours, AS_GOOGLE_WRITES_PARTS))
+
+    messages = [{"role": "system", "content": "Be brief."}, ASK]
+    words = commands.command(Options(engine="cpu", model=str(TINY)))
+    flag = words[words.index("--chat-template-content-format") + 1]
+    printed = serve("-c", PARTS, tmp_path / "model", json.dumps(messages), flag).splitlines()[-2:]
+    by_itself, as_we_start_it = map(json.loads, printed)
+    tokenizer = chat.load_tokenizer(tmp_path / "model")
+    assert as_we_start_it == chat.prompt_ids(tokenizer, messages)
+    assert len(by_itself) == len(as_we_start_it) + 1
+    assert "Be brief. <turn|>" in tokenizer.decode(by_itself)
 
 
 # ── Tools and calls with something odd in them ──
