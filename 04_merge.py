@@ -342,8 +342,9 @@ print(card)
 # ## 7. Extra: four bits
 # **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits a
 # weight they'd leave room (05, section 5, does the arithmetic). Four bits give only sixteen values, so every 32 neighbors
-# in a row get a step size of their own. We choose the step so that the number farthest from zero becomes -8 steps. (If
-# that number is positive, the step is negative.) The other 31 are rounded to whole steps, from -8 to 7.
+# in a row get a step size of their own, and each becomes a whole number of steps, from -8 to 7. Which step? We try five,
+# and keep the one that loses least. With the first, the number farthest from zero becomes -8 steps. (If that number is
+# positive, the step is negative.) With the others it becomes -7, -6, -5 or -4.
 
 # %%
 if cfg.four_bits:
@@ -359,7 +360,7 @@ if cfg.four_bits:
 # %%
 stored = pd.read_csv("data/rounded/answers.csv").pivot(index="problem", columns="weights")
 found = verilog.compare(stored.sampled["bfloat16"] / 5, stored.sampled["four bits"] / 5)
-mean, low, high = (100 * value for value in found["difference"])
+mean, low, high = (round(100 * value, 1) + 0.0 for value in found["difference"])  # no -0.0
 print(stored.greedy.sum().to_string())
 print(f"of {len(stored)} problems pass, asked greedily. Five sampled answers, four bits minus "
       f"bfloat16: {mean:+.1f} points ({low:+.1f} to {high:+.1f})")
