@@ -205,8 +205,9 @@ style.words(pd.DataFrame(fit.what_fits(choices, TOKENS)))
 # So a training step of the 31B fits on four v5p chips, or on eight v6e chips. On eight v5e chips it fits in int8
 # ([11](11_qlora.ipynb)), and there 03 chooses int8 by itself. For the E2B a single chip is enough.
 #
-# To *serve* the trained model you may rent less: in four bits the whole 31B fits on one v6e chip, for 2.69 dollars an hour
-# on demand instead of 21.52 ([05](05_serve_vllm.ipynb), section 5, row 6; others have served one so).
+# To *serve* the trained model you may rent less. With four bits a weight, the whole 31B fits on one v6e chip, for 2.69
+# dollars an hour on demand instead of 21.52 ([05](05_serve_vllm.ipynb), section 5, row 6). Others have served a 31B that
+# way.
 #
 # How far can you trust the dollars? The training steps are *predicted* from the compiled program, as a range. (There's
 # none for a v5e-1, because too many of the E2B's operations have no known cost there.) The rest is mostly *assumed*,

@@ -104,7 +104,7 @@ cfg = helpers.choose({"31b": FULL, "e2b": E2B, "tiny": TINY})
 # only if its Verilog can be turned into a circuit. The tiny set has the same columns, but a program wrote it, and broke
 # a few rows on purpose.
 #
-# (Will you serve the 31B in four bits? Then take `google/gemma-4-31B-it-qat-q4_0-unquantized` as `base`: it was [trained
+# (Will you serve the 31B in four bits? Then try `google/gemma-4-31B-it-qat-q4_0-unquantized` as `base`: it was [trained
 # for that](https://github.com/OWNER/gemma4-on-tpu/blob/main/docs/SERVING.md#in-four-bits).)
 #
 # Our running example is an up-down counter. 07's benchmark asks for one, so we don't train on that request. Here's a

@@ -342,9 +342,10 @@ print(card)
 # ## 7. Extra: four bits
 # **Could one chip serve the tuned 31B?** Its bfloat16 weights take up nearly twice a v6e chip's memory. With four bits a
 # weight they'd leave room (05, section 5, does the arithmetic). Four bits give only sixteen values, so every 32 neighbors
-# in a row get a step size of their own, and each becomes a whole number of steps, from -8 to 7. Which step? We try five,
-# and keep the one that loses least. With the first, the number farthest from zero becomes -8 steps. (If that number is
-# positive, the step is negative.) With the others it becomes -7, -6, -5 or -4.
+# in a row get a step size of their own, and each of the 32 is rounded to a whole number of steps, from -8 to 7. Which
+# step? We try five, and keep the one that loses least. With the first, the number farthest from zero becomes -8 steps.
+# (If that number is positive, the step is negative.) With the others it becomes -7, -6, -5 or -4. (They're for a base
+# that was trained to lie on four-bit steps: there, the farthest number isn't always at 8.)
 
 # %%
 if cfg.four_bits:

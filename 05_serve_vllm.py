@@ -252,9 +252,9 @@ config_31b = helpers.read_json("data/configs/gemma4_31b.json")
 style.words(limits.against_logs(config_31b, CHECKPOINT))
 
 # %% [markdown]
-# Our formula is off by one and a half percent at most. (vLLM hands out whole blocks of 128 tokens, and that alone is one
-# percent of the smallest cache.) So let's use it to compare six ways to place the model on the
-# chips. (`fp8` is a number format of one byte, and bfloat16 takes two.)
+# Our formula is off by one and a half percent at most. (vLLM hands out whole blocks of 128 tokens, and one such block is
+# one and a half percent of the smallest cache.) So let's use it to compare six ways to place the model on the chips.
+# (`fp8` is a number format of one byte, and bfloat16 takes two.)
 
 # %%
 plans = {}
@@ -336,8 +336,8 @@ print(f"{len(prompts)} prompts, equal id by id; the counter's {len(ids)}: "
 # %% [markdown]
 # They're equal because a flag makes sure of it. By itself, vLLM hands a message to the template as a list of parts, and
 # Gemma 4's template writes a space after each part of a system message. That's one more token in every chat with a system
-# sentence, and no error. With `--chat-template-content-format string` (in section 2's command) the template gets the
-# plain text, as in training. (Do you serve with a command of your own? Then add that flag.)
+# sentence, and no error. With `--chat-template-content-format string` (a flag in section 4's command) the template gets
+# the plain text, as in training. (Do you serve with a command of your own? Then add that flag.)
 #
 # One difference is left: if a *user* types `<turn|>`, the server makes it a control token. In our training rows it stays
 # plain text, so no user's text can end a turn there.
