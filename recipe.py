@@ -109,14 +109,19 @@ SEEN = ("role", "content", "tool_calls", "tool_call_id", "name")  # what the cha
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # three names for the same
 # Control tokens as people write them, of several models: worth a remark, if they're in the data
 FOREIGN = re.compile(
-    r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>|<\|?tool_call\|?>"
+    r"<eos>|</s>|<\w+_of_turn>|<\|?turn\|?>|<\|im_\w+\|>|\[INST\]|<think>"
+    r"|(?i:<\|?(?:tool|function)_?call\|?>)"
 )
 ROLES = ("system", "user", "assistant", "tool")
 NO_TOOL = "a tool is not {type: function, function: {name: ..., parameters: JSON schema}}"
 # By these words a schema may allow keys that its own properties don't name
-ELSEWHERE = ("$ref", "anyOf", "oneOf", "allOf", "additionalProperties")
+ELSEWHERE = ("$ref", "anyOf", "oneOf", "allOf", "additionalProperties", "patternProperties")
 # Under these words parameters hold an object that isn't a parameter
-DEFINITIONS = ("$defs", "definitions", "additionalProperties")
+NOT_PARAMETERS = (
+    "$defs", "definitions", "additionalProperties", "patternProperties", "default", "example"
+)
+# JSON Schema's types of which no value is null
+NOT_NULL = ("string", "number", "integer", "boolean", "array", "object")
 
 
 def from_json(value: object) -> object:
@@ -147,31 +152,42 @@ def is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(inner, str) for inner in value)
 
 
-def schema_problem(schema: object) -> str:
+def schema_problem(schema: object, is_property: bool = False) -> str:
     """Why a chat template can't write a JSON schema, or one of those in it; or "".
 
-    Where there are no properties, Gemma 4's template takes every other key for one.
+    Gemma 4's template writes a property's type as it is. It reads `required` only if the property
+    is an object, so others may have true or false there, as in JSON Schema until 2012. And if an
+    object has no properties, the template takes every other key of it for one.
+
+    Args:
+      schema: of a tool's parameters, of an array's items, or of a property.
+      is_property: is it a property's?
     """
     if not isinstance(schema, dict):
         return NO_TOOL
-    if not is_texts(schema.get("required", [])):
-        return "required, in a tool, is not a list of names"
     kind = schema.get("type", "")
-    if not isinstance(kind, str) and not is_texts(kind):
-        return "type, in a tool, is neither text nor a list of texts"
+    required = schema.get("required", [])
     properties = schema.get("properties", {})
+    is_object = str(kind).upper() == "OBJECT"
+
+    reads_required = not is_property or (is_object and required)
+    if reads_required and not is_texts(required):
+        return "required, in a tool, is not a list of names"
+    if not is_property and not isinstance(kind, (str, list)):
+        return "type, in a tool, is neither text nor a list"
     if not isinstance(properties, dict):
         return NO_TOOL
 
-    schemas = list(properties.values())
-    for key, inner in schema.items():
-        is_written = key == "items" or "properties" not in schema
-        if is_written and isinstance(inner, dict):
-            schemas.append(inner)
-    for inner in schemas:
-        problem = schema_problem(inner)
+    inner_properties = list(properties.values())
+    if is_property and is_object and "properties" not in schema:
+        inner_properties = [inner for inner in schema.values() if isinstance(inner, dict)]
+    for inner in inner_properties:
+        problem = schema_problem(inner, is_property=True)
         if problem:
             return problem
+    items = schema.get("items")
+    if isinstance(items, dict):
+        return schema_problem(items)
     return ""
 
 
@@ -179,41 +195,48 @@ def parameters_problem(schema: Json) -> str:
     """Why a chat template can't write these parameters of a tool, or ""."""
     if "properties" not in schema:
         for key, inner in schema.items():
-            if isinstance(inner, dict) and key not in DEFINITIONS:
+            if isinstance(inner, dict) and key not in NOT_PARAMETERS:
                 return "parameters of a tool that are not under properties, as in xLAM"
     return schema_problem(schema)
 
 
-def is_tool(tool: object) -> bool:
-    """Does a tool have a name, and an object, if anything, as parameters? A text is read.
+def read_tool(tool: Any) -> Json:
+    """A tool as vLLM (0.32) hands it to the chat template: {} if it isn't one.
 
-    One without a description gets null, as vLLM hands it to the chat template.
+    vLLM knows three keys of a function. Where there's no description, it hands over null.
     """
-    if not isinstance(tool, dict):
-        return False
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        return False
-
+    if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
+        return {}
+    function = tool["function"]
     name = function.get("name")
     schema = without_nulls(from_json(function.get("parameters", {})))
-    function["parameters"] = schema
-    function.setdefault("description", None)
     has_name = isinstance(name, str) and len(name) > 0
-    return has_name and isinstance(schema, dict)
+    if not has_name or not isinstance(schema, dict):
+        return {}
+    used = {"name": name, "description": function.get("description"), "parameters": schema}
+    return {"type": "function", "function": used}
 
 
-def tools_problem(tools: object) -> str:
-    """Why nobody could call these tools, or ""."""
-    if not isinstance(tools, list):
-        return "tools are not a list, or not JSON"
-    for tool in tools:
-        if not is_tool(tool):
-            return NO_TOOL
+def read_tools(row: Json) -> tuple[list[Json], str]:
+    """(a row's tools, why nobody could call them, or "").
+
+    What isn't used of a function gets a column, under whose name it's printed as unused.
+    """
+    given = without_nulls(from_json(row.get("tools")) or [])
+    if not isinstance(given, list):
+        return [], "tools are not a list, or not JSON"
+    tools = []
+    for each in given:
+        tool = read_tool(each)
+        if not tool:
+            return [], NO_TOOL
         problem = parameters_problem(tool["function"]["parameters"])
         if problem:
-            return problem
-    return ""
+            return [], problem
+        tools.append(tool)
+        for key in each["function"].keys() - tool["function"].keys():
+            row[f"{key} of tools"] = each["function"][key]
+    return tools, ""
 
 
 def is_call(call: Json) -> bool:
@@ -278,29 +301,37 @@ def calls_problem(chat: Chat) -> str:
     return ""
 
 
-def without_unknown_nulls(value: Any, schema: Any) -> Any:
-    """Arguments, or a part of them, without the nulls whose keys their schema doesn't have."""
+def may_be_null(schema: Json | None) -> bool:
+    """May an argument be null, by its schema? None is that of an argument that the tool lacks."""
+    if schema is None:
+        return False
+    return bool(schema.get("nullable")) or schema.get("type") not in NOT_NULL
+
+
+def kept_arguments(value: Any, schema: Any) -> Any:
+    """Arguments, or a part of them, without nulls but those that their schema may allow."""
     if not isinstance(schema, dict):
         schema = {}
     if any(schema.get(word) for word in ELSEWHERE):
         return value
     if isinstance(value, list):
         items = schema.get("items")
-        return [without_unknown_nulls(inner, items) for inner in value]
+        return [kept_arguments(inner, items) for inner in value]
     if not isinstance(value, dict):
         return value
     properties = schema.get("properties", {})
     kept = {}
     for key, inner in value.items():
-        if inner is not None or key in properties:
-            kept[key] = without_unknown_nulls(inner, properties.get(key))
+        if inner is not None or may_be_null(properties.get(key)):
+            kept[key] = kept_arguments(inner, properties.get(key))
     return kept
 
 
 def drop_nulls(chat: Chat, tools: list[Json]) -> None:
-    """Drop null arguments that the tools don't have: tables fill them in from another row.
+    """Drop null arguments that a tool doesn't take: tables fill them in from another row.
 
-    The message then has one more key, under which they're printed as unused.
+    They can't fill them into arguments that are a JSON text, so those stay as they are. The message
+    gets one more key, under which the nulls are printed as unused.
     """
     schemas = {}
     for tool in tools:
@@ -308,12 +339,13 @@ def drop_nulls(chat: Chat, tools: list[Json]) -> None:
         schemas[function["name"]] = function["parameters"]
     for turn in chat:
         for call in turn.get("tool_calls") or []:
-            function = call["function"]
-            schema = schemas.get(function["name"])
-            kept = without_unknown_nulls(function["arguments"], schema)
-            if kept != function["arguments"]:
+            function = call.get("function") or {}
+            arguments = function.get("arguments")
+            schema = schemas.get(function.get("name"))
+            kept = kept_arguments(arguments, schema)
+            if kept != arguments:
                 function["arguments"] = kept
-                turn["null arguments that the tool lacks"] = True
+                turn["null arguments that the tool does not take"] = True
 
 
 def calls_another(chat: Chat) -> bool:
@@ -343,7 +375,9 @@ def turn_problem(turn: Json, letter: str) -> str:
     if "tools" in turn:
         turn["tools of a message"] = turn.pop("tools")
 
-    content = turn.get("content") or ""
+    content = turn.get("content")
+    if content in (None, []):
+        content = ""
     turn["content"] = content
     is_empty = not content.strip()
     if is_empty and letter not in "sct":  # a call needs no text, and a tool may return nothing
@@ -367,13 +401,17 @@ def row_problem(row: Json) -> str:
         role = turn["role"]
         if role not in ROLES:
             return f"role {role!r:.40} is none of system, user, assistant and tool"
-    tools = without_nulls(from_json(row.get("tools")) or [])
-    problem = tools_problem(tools) or calls_problem(chat)
+    tools, problem = read_tools(row)
     if problem:
         return problem
     drop_nulls(chat, tools)
+    problem = calls_problem(chat)
+    if problem:
+        return problem
 
     letters = "".join(map(letter_of, chat))
+    if "s" in letters[1:]:
+        return "a system message that is not the first"
     if not TURNS.fullmatch(letters):
         return "user and assistant do not take turns, up to an answer"
     for turn, letter in zip(chat, letters, strict=True):

@@ -145,9 +145,11 @@ LONG_ROWS = [  # compiled as steps only, so they aren't among `AS_03_RUNS`
     replace(LONGER, recipe="int8, rows of 16,384, DECODER remat", topology="v5e-8", micro_batch=2,
             base_dtype="int8", remat="DECODER"),
 ]
+E4B_ON_EIGHT = replace(E2B, recipe="ours, DECODER remat, E4B", topology="v5e-8", size="e4b",
+                       micro_batches=1, micro_batch=8, remat="DECODER")  # as a step only, too
 # What 08 compiles live: a sliding and a full-attention layer, one row.
 LIVE = replace(OURS, layers=2, micro_batch=1, sequence_length=2048, loss="1024")
-RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE, *LONG_ROWS]
+RECIPES = [*ROAD, ONE_ROW, DENSE, LIVE, *ELSEWHERE, *LONG_ROWS, E4B_ON_EIGHT]
 # What 03 takes where a slice is meant for a size (`stored.settings_here`), mesh (8, 1), and 11's.
 AS_03_RUNS = [OURS, ROWS, FREE, INT8_ONE,
               *(recipe for recipe in ELSEWHERE

@@ -60,8 +60,8 @@ ENDS = re.compile(
     r"|<\|endoftext\|>)\s*$")
 RENDERED = re.compile(
     r"<start_of_turn>|<\|turn>|\[INST\]|<\|im_start\|>|<\|start_header_id\|>")
-# Calls as Hermes' files write them into a text, and as Gemma 4 writes them.
-CALL_TAGS = re.compile(r"<\|?/?tool_call\|?>")
+# Calls as files write them into a text (Hermes, When2Call, Glaive), and as Gemma 4 writes them.
+CALL_TAGS = re.compile(r"<\|?/?(tool|function)_?call\|?>", re.IGNORECASE)
 
 Row = dict[str, Any]
 
@@ -305,12 +305,13 @@ def clean_chat(messages: Sequence[Row], functions: Sequence[Row] = ()) -> tuple[
     """
     complete = []
     nulls = False
-    for message in messages:
+    for given in messages:
+        message = tools.without_filled_nulls(given, functions)
+        if message != given:
+            nulls = True
         calls, problem = tools.calls_of(message)
         if problem:
             return None, problem
-        if tools.drop_nulls(calls, functions):
-            nulls = True
         complete.append({**message, "tool_calls": calls})
     problem = tools.order_problem(complete) or tools.name_results(complete)
     if problem:
@@ -338,13 +339,25 @@ def _clean_message(message: Row) -> tuple[Row, str]:
     content = message["content"]
     if role == "assistant":
         return _clean_answer(message)
-    kept = {"role": role, "content": content}
     if role == "tool":
-        kept["tool_call_id"] = message["tool_call_id"]
-        kept["name"] = message["name"]
-        if content == "":  # a tool may return nothing
-            return kept, ""
-    return kept, text_problem({f"{role} message": content})
+        return _clean_result(message)
+    return {"role": role, "content": content}, text_problem({f"{role} message": content})
+
+
+def _clean_result(message: Row) -> tuple[Row, str]:
+    """(message, problem) of a tool's, which may return nothing."""
+    content = message["content"]
+    if content in (None, []):
+        content = ""
+    kept = {
+        "role": "tool",
+        "content": content,
+        "tool_call_id": message["tool_call_id"],
+        "name": message["name"],
+    }
+    if isinstance(content, str) and not content.strip():
+        return kept, ""
+    return kept, text_problem({"tool message": content})
 
 
 def _clean_answer(message: Row) -> tuple[Row, str]:
@@ -598,6 +611,8 @@ def _unused(row: Row, form: str) -> list[str]:
     for name, value in row.items():
         if name not in used and value not in NOTHING:
             unused.append(f"column {name}")
+    if "tools" in used:
+        unused += tools.unused_keys(row)
     if form in ("chat", "ShareGPT"):
         [column] = FORMS[form]
         messages, _ = _messages_of_turns(row, column)

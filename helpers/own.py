@@ -183,7 +183,7 @@ def write_chats(chats: Sequence[Sequence[Message]], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for chat_messages in chats:
-        messages = [dict(message) for message in chat_messages]
+        messages = [_as_sent(message) for message in chat_messages]
         row: dict[str, Any] = {"messages": messages}
         tools = messages[0].pop("tools", None)
         if tools:
@@ -192,6 +192,22 @@ def write_chats(chats: Sequence[Sequence[Message]], path: Path) -> None:
             del messages[0]
         lines.append(json.dumps(row) + "\n")
     run.write_text(path, "".join(lines))
+
+
+def _as_sent(message: Message) -> Message:
+    """A copy of a message, with its calls' arguments as JSON texts, as the OpenAI API has them.
+
+    `recipe.py` leaves out nulls of arguments that are objects, if a tool doesn't take them.
+    """
+    sent = dict(message)
+    if "tool_calls" not in message:
+        return sent
+    sent["tool_calls"] = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        function["arguments"] = json.dumps(function["arguments"])
+        sent["tool_calls"].append({**call, "function": function})
+    return sent
 
 
 # ── Training ──

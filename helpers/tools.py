@@ -14,12 +14,17 @@ NO_CALL = "a result without its call"
 NO_SCHEMA = "a tool's parameters are not a JSON schema"
 NO_PROPERTIES = "parameters of a tool that are not under properties, as in xLAM"
 ROLES = ("system", "user", "assistant", "tool")
+# What is used of a tool's function: vLLM (0.32) hands no more of it to the chat template.
+USED = ("type", "name", "description", "parameters")
 # By these words a schema may allow keys that its own properties don't name.
-ELSEWHERE = ("$ref", "anyOf", "oneOf", "allOf", "additionalProperties")
+ELSEWHERE = ("$ref", "anyOf", "oneOf", "allOf", "additionalProperties", "patternProperties")
 # Under these words parameters hold an object that isn't a parameter.
-DEFINITIONS = ("$defs", "definitions", "additionalProperties")
+NOT_PARAMETERS = ("$defs", "definitions", "additionalProperties", "patternProperties", "default",
+                 "example")
+# JSON Schema's types of which no value is null.
+NOT_NULL = ("string", "number", "integer", "boolean", "array", "object")
 # What is said of rows that are kept.
-NULLS = "null arguments that the tool lacks"
+NULLS = "null arguments that the tool does not take"
 UNDECLARED = "a call of a function that is not among the tools"
 
 Row = dict[str, Any]
@@ -28,8 +33,8 @@ Row = dict[str, Any]
 def tools_of(row: Row) -> tuple[list[Row], str]:
     """(tools, problem) of a row's column `tools`, each as {"type": "function", "function": ...}.
 
-    Files also hold them as one JSON text, or without the outer object. A tool without a description
-    has None, as vLLM (0.32) hands it to the chat template, which then writes "None".
+    Files also hold them as one JSON text, or each as a text, or without the outer object. A tool
+    without a description has None, as vLLM hands it to the chat template, which then writes "None".
     """
     tools = _from_json(row.get("tools")) or []
     problem = _list_problem("tools", tools)
@@ -37,19 +42,33 @@ def tools_of(row: Row) -> tuple[list[Row], str]:
         return [], problem
     known = []
     for tool in tools:
-        function = _function_of(tool)
+        function = _function_of(_from_json(tool))
         if function is None:
             return [], "a tool without a name"
-        function = _without_nulls(function)
-        function.setdefault("description", None)
-        if "parameters" in function:
+        used = {"name": function["name"], "description": function.get("description")}
+        if function.get("parameters") is not None:
             schema = _without_nulls(_from_json(function["parameters"]))
             problem = _parameters_problem(schema)
             if problem:
                 return [], problem
-            function["parameters"] = schema
-        known.append({"type": "function", "function": function})
+            used["parameters"] = schema
+        known.append({"type": "function", "function": used})
     return known, _unicode_problem("tools", known)
+
+
+def unused_keys(row: Row) -> list[str]:
+    """Keys of a row's tools that say something and that we don't use.
+
+    Args:
+      row: `tools_of` has nothing against it.
+    """
+    unused = []
+    for tool in _from_json(row.get("tools")) or []:
+        function = _function_of(_from_json(tool)) or {}
+        for key, value in function.items():
+            if value and key not in USED:
+                unused.append(f"{key} of tools")
+    return unused
 
 
 def calls_of(message: Row) -> tuple[list[Row], str]:
@@ -131,6 +150,8 @@ def order_problem(messages: Sequence[Row]) -> str:
 
 def _disorder(role: str, expected: str) -> str:
     """What's wrong where somebody else speaks than was expected."""
+    if role == "system":
+        return "a system message that is not the first"
     if role == "tool":
         return NO_CALL
     if expected == "tool":
@@ -195,50 +216,59 @@ def calls_another(calls: Sequence[Row], functions: Sequence[Row]) -> bool:
     return False
 
 
-def drop_nulls(calls: Sequence[Row], functions: Sequence[Row]) -> bool:
-    """Take null arguments out of calls, where the tool's schema doesn't have their keys.
+def without_filled_nulls(message: Row, functions: Sequence[Row]) -> Row:
+    """A message without the null arguments that a call's tool doesn't take.
 
-    Tables of the hub fill in the arguments that another row's calls have.
+    Tables of the hub fill in the arguments that another row's calls have. They can't fill them into
+    arguments that are a JSON text, so those stay as they are.
 
     Args:
-      calls: from `calls_of`; they're changed.
+      message: with calls in any form, or without.
       functions: from `tools_of`.
-
-    Returns:
-      Was there one?
     """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
     schemas = {}
     for tool in functions:
         function = tool["function"]
-        schemas[function["name"]] = function.get("parameters", {})
-    found = False
+        schemas[function["name"]] = function.get("parameters")
+    kept = []
     for call in calls:
-        function = call["function"]
-        schema = schemas.get(function["name"], {})
-        kept = _without_unknown_nulls(function["arguments"], schema)
-        if kept != function["arguments"]:
-            function["arguments"] = kept
-            found = True
-    return found
+        function = _function_of(call)
+        if function is not None and isinstance(function.get("arguments"), dict):
+            schema = schemas.get(function["name"])
+            arguments = _kept_arguments(function["arguments"], schema)
+            if arguments != function["arguments"]:
+                call = {**call, "function": {**function, "arguments": arguments}}
+        kept.append(call)
+    return {**message, "tool_calls": kept}
 
 
-def _without_unknown_nulls(value: Any, schema: Any) -> Any:
-    """Arguments, or a part of them, without the nulls whose keys their schema doesn't have."""
+def _kept_arguments(value: Any, schema: Any) -> Any:
+    """Arguments, or a part of them, without nulls but those that their schema may allow."""
     if not isinstance(schema, dict):
         schema = {}
     if any(schema.get(word) for word in ELSEWHERE):
         return value
     if isinstance(value, list):
         items = schema.get("items")
-        return [_without_unknown_nulls(inner, items) for inner in value]
+        return [_kept_arguments(inner, items) for inner in value]
     if not isinstance(value, dict):
         return value
     properties = schema.get("properties", {})
     kept = {}
     for key, inner in value.items():
-        if inner is not None or key in properties:
-            kept[key] = _without_unknown_nulls(inner, properties.get(key))
+        if inner is not None or _may_be_null(properties.get(key)):
+            kept[key] = _kept_arguments(inner, properties.get(key))
     return kept
+
+
+def _may_be_null(schema: Row | None) -> bool:
+    """May an argument be null, by its schema? None is that of an argument that the tool lacks."""
+    if schema is None:
+        return False
+    return bool(schema.get("nullable")) or schema.get("type") not in NOT_NULL
 
 
 # ── Forms ──
@@ -273,36 +303,47 @@ def _parameters_problem(schema: Any) -> str:
         return NO_SCHEMA
     if "properties" not in schema:
         for key, inner in schema.items():
-            if isinstance(inner, dict) and key not in DEFINITIONS:
+            if isinstance(inner, dict) and key not in NOT_PARAMETERS:
                 return NO_PROPERTIES
     return _schema_problem(schema)
 
 
-def _schema_problem(schema: Any) -> str:
+def _schema_problem(schema: Any, is_property: bool = False) -> str:
     """Why a chat template can't write a JSON schema, or one of those in it; or "".
 
-    Where there are no properties, Gemma 4's template takes every other key for one.
+    Gemma 4's template writes a property's type as it is. It reads `required` only if the property
+    is an object, so others may have true or false there, as in JSON Schema until 2012. And if an
+    object has no properties, the template takes every other key of it for one.
+
+    Args:
+      schema: of a tool's parameters, of an array's items, or of a property.
+      is_property: is it a property's?
     """
     if not isinstance(schema, dict):
         return NO_SCHEMA
-    if not _is_texts(schema.get("required", [])):
-        return "required, in a tool, is not a list of names"
     kind = schema.get("type", "")
-    if not isinstance(kind, str) and not _is_texts(kind):
-        return "type, in a tool, is neither text nor a list of texts"
+    required = schema.get("required", [])
     properties = schema.get("properties", {})
+    is_object = str(kind).upper() == "OBJECT"
+
+    reads_required = not is_property or (is_object and required)
+    if reads_required and not _is_texts(required):
+        return "required, in a tool, is not a list of names"
+    if not is_property and not isinstance(kind, (str, list)):
+        return "type, in a tool, is neither text nor a list"
     if not isinstance(properties, dict):
         return NO_SCHEMA
 
-    schemas = list(properties.values())
-    for key, inner in schema.items():
-        is_written = key == "items" or "properties" not in schema
-        if is_written and isinstance(inner, dict):
-            schemas.append(inner)
-    for inner in schemas:
-        problem = _schema_problem(inner)
+    inner_properties = list(properties.values())
+    if is_property and is_object and "properties" not in schema:
+        inner_properties = [inner for inner in schema.values() if isinstance(inner, dict)]
+    for inner in inner_properties:
+        problem = _schema_problem(inner, is_property=True)
         if problem:
             return problem
+    items = schema.get("items")
+    if isinstance(items, dict):
+        return _schema_problem(items)
     return ""
 
 

@@ -132,7 +132,8 @@ def test_a_token_of_an_answer_is_no_faster_than_the_weights_are_read(topology, f
 def test_machines_says_what_is_compiled_of_the_12b_and_the_e4b():
     text = (ROOT / "docs/MACHINES.md").read_text(encoding="utf-8")
     for topology, size, base_dtype in (
-            ("v6e-1", "12b", "int8"), ("v5e-8", "12b", "bfloat16"), ("v6e-1", "e4b", "bfloat16")):
+            ("v6e-1", "12b", "int8"), ("v5e-8", "12b", "bfloat16"),
+            ("v6e-1", "e4b", "bfloat16"), ("v5e-8", "e4b", "bfloat16")):
         row = stored.compiled_fit(topology, size, base_dtype, 2_048)
         least, most = fit.of_row(topology, size, row).speeds()
         gib = f"{float(row['hbm_gib']):.1f} of {float(row['limit_gib']):.1f}"

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, needs_serve, page, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft3Validator, Draft202012Validator
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -253,7 +253,10 @@ QUESTION, ANSWER = ("user", "q"), ("assistant", "a")
     (chat_row(QUESTION, ANSWER), ""),
     (chat_row(("system", "s"), QUESTION, ANSWER, QUESTION, ANSWER), ""),
     (chat_row(QUESTION), "no answer at the end"),
-    (chat_row(QUESTION, ("system", "s"), QUESTION, ANSWER), "user and assistant do not take turns"),
+    (chat_row(QUESTION, QUESTION, ANSWER), "user and assistant do not take turns"),
+    (chat_row(QUESTION, ("system", "s"), ANSWER), "a system message that is not the first"),
+    (chat_row(("system", "s"), ("system", "s"), QUESTION, ANSWER),
+     "a system message that is not the first"),
     ({"messages": ["hi"]}, "messages is not a list of objects"),
     (chat_row(("user", [{"type": "text", "text": "q"}]), ANSWER), "user message is not text"),
     (chat_row(("user", " \n"), ANSWER), "empty user message"),
@@ -511,26 +514,37 @@ def test_a_template_that_opens_the_thought_after_a_result():
 
 
 NO_LIST = "required, in a tool, is not a list of names"
-NO_TYPE = "type, in a tool, is neither text nor a list of texts"
+NO_TYPE = "type, in a tool, is neither text nor a list"
 SCHEMAS = [  # {"required": true}, as JSON Schema had it until 2012, ended 02 with a traceback
     ({"type": "object", "properties": {"x": {"type": "string"}}, "required": True}, NO_LIST),
     ({"type": "object", "properties": {}, "required": [1]}, NO_LIST),
     ({"properties": {"x": {"type": "object", "required": True, "properties": {}}}}, NO_LIST),
     ({"properties": {"x": {"type": "array", "items": {"type": 3}}}}, NO_TYPE),
-    ({"properties": {"x": {"type": ["string", 3]}}}, NO_TYPE),
     ({"properties": {"x": {"type": "object", "properties": ["y"]}}},
      "a tool's parameters are not a JSON schema"),
     ({"properties": {"x": {"type": ["string", "null"]}, "required": {"type": "string"},
                      "type": {"type": "object", "properties": {}, "required": []}}}, ""),
     ({"type": "object"}, ""),
     ({"type": "object", "additionalProperties": {"type": "string"}}, ""),
+    ({"type": "object", "patternProperties": {".": {"type": "string"}}}, ""),
+    ({"type": "object", "default": {}, "example": {"x": 1}}, ""),
 ]
+OF_2010 = {  # JSON Schema wrote `required` in this way until 2012
+    "x": {"type": "string", "required": True}, "y": {"type": "object", "required": False},
+    "z": {"type": "array", "required": True, "items": {"type": "string"}}}
+REQUIRED_OBJECT = {"x": {"type": "object", "required": True, "properties": {}}}
+REQUIRED_ITEMS = {"x": {"type": "array", "items": {"type": "string", "required": False}}}
 MORE_SCHEMAS = [  # where a chat template, or a table of the hub, isn't jsonschema
     ({"properties": {"x": {"type": "object", "y": {"type": "object", "required": 1}}}}, NO_LIST),
     ({"num": {"description": "n", "type": "int"}},
      "parameters of a tool that are not under properties, as in xLAM"),
     ({"type": "object", "properties": None, "required": None}, ""),
     (json.dumps({"type": "object", "properties": {"x": {"type": "string"}, "y": None}}), ""),
+    ({"properties": OF_2010}, ""), ({"properties": REQUIRED_OBJECT}, NO_LIST),
+    ({"properties": REQUIRED_ITEMS}, NO_LIST),
+    ({"properties": {"x": {"type": ["string", None]}}}, ""),
+    ({"properties": {"x": {"type": "array", "items": {"type": ["string", None]}}}}, ""),
+    ({"properties": {"x": {"type": "string", "example": {"required": True, "type": 3}}}}, ""),
 ]
 
 
@@ -539,6 +553,15 @@ def test_schemas_are_refused_where_jsonschema_refuses_them(schema, problem):
     validator = Draft202012Validator(Draft202012Validator.META_SCHEMA)
     assert validator.is_valid(schema) == (not problem)
     assert clean({"messages": CHAT, "tools": [{"name": "f", "parameters": schema}]}) == problem
+
+
+@pytest.mark.parametrize("properties", [OF_2010, REQUIRED_OBJECT, REQUIRED_ITEMS])
+def test_required_as_until_2012_is_what_it_was(properties):
+    """`MORE_SCHEMAS` says where it's taken: where no template reads it. No row with one was."""
+    Draft3Validator.check_schema({"type": "object", "properties": properties})
+
+
+NO_OUTPUT = ("", "\n", None, [])  # what files have where a tool returned nothing
 
 
 @pytest.mark.parametrize("messages, tools, problem", [
@@ -561,6 +584,10 @@ def test_schemas_are_refused_where_jsonschema_refuses_them(schema, problem):
     ([ASK, calling({"function": {"name": "f", "arguments": "{cut"}}), result(0, "a"), DONE], TOOLS,
      "a call's arguments are not JSON"),
     ([ASK, calling({"name": "f", "arguments": {}})], json.dumps(TOOLS), ""),
+    ([ASK, calling({"name": "f", "arguments": {}})], [json.dumps(one) for one in TOOLS], ""),
+    ([ASK, DONE], ["{cut"], "a tool without a name"),
+    *[([ASK, calling(call(0)), result(0, nothing), DONE], TOOLS, "") for nothing in NO_OUTPUT],
+    ([ASK, calling(call(0)), result(0, 0), DONE], TOOLS, "tool message is not text"),
     ([ASK, calling({"name": "f"})], [{"name": "f", "parameters": None}], ""),
     ([ASK, calling({"arguments": {}})], TOOLS, "a call without a name"),
     ([ASK, calling({"name": "f", "id": ["0"]})], TOOLS,
@@ -654,7 +681,7 @@ def chat_with_call(name, **arguments):
 
 
 INNER = {"type": "object", "properties": {"z": {"type": ["integer", "null"]}}}
-NULLS = "null arguments that the tool lacks"
+NULLS = "null arguments that the tool does not take"
 
 
 def test_what_a_table_of_the_hub_fills_into_calls_is_not_trained(tmp_path):
@@ -663,7 +690,7 @@ def test_what_a_table_of_the_hub_fills_into_calls_is_not_trained(tmp_path):
     tools = [tool("f", x="integer", o=INNER, list={"type": "array", "items": INNER}),
              tool("g", y="string"), tool("now")]
     ours = [chat_with_call("f", x=1, o={"z": 2}, list=[{"z": 3}]), chat_with_call("g", y="b"),
-            chat_with_call("now")]
+            chat_with_call("f", o={"z": None}), chat_with_call("now")]
     more = chat_with_call("f", x=1, o={"z": 2, "q": 1}, list=[{"z": 3, "r": "s"}])
     rows = [{"messages": messages, "tools": json.dumps(tools)} for messages in [*ours, more]]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
@@ -676,14 +703,28 @@ def test_what_a_table_of_the_hub_fills_into_calls_is_not_trained(tmp_path):
         wanted, _ = data.clean({"messages": messages, "tools": tools})
         assert not problem and not wanted["unused"] and example["unused"] == [NULLS]
         assert example["before"] == wanted["before"]
-    example, _ = data.clean(stored[3])
+    example, _ = data.clean(stored[4])
     arguments = example["before"][1]["tool_calls"][0]["function"]["arguments"]
     assert arguments == {"x": 1, "o": {"z": 2, "q": 1}, "list": [{"z": 3, "r": "s"}]}
     assert data.remarks([example]) == [f"not used of the rows that are kept: {NULLS} (1)"]
 
 
+KINDS = ("string", "number", "integer", "boolean", "array", "object")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "null"])
+def test_null_is_of_no_other_type(kind):
+    assert Draft202012Validator({"type": kind}).is_valid(None) == (kind == "null")
+
+
 @pytest.mark.parametrize("schema, arguments, kept", [
     ({"properties": {"x": {}}}, {"x": None, "y": None}, {"x": None}),
+    *[({"properties": {"x": {"type": kind}}}, {"x": None}, {}) for kind in KINDS],
+    *[({"properties": {"x": {"type": kind}}}, {"x": None}, {"x": None})
+      for kind in ("null", ["string", "null"], ["string", None], "any", "Optional[int]")],
+    ({"properties": {"x": {"type": "string", "nullable": True}}}, {"x": None}, {"x": None}),
+    ({"properties": {"x": {"type": "object", "patternProperties": {".": {}}}}},
+     {"x": {"y": None}}, {"x": {"y": None}}),
     ({"properties": {"x": {"type": "object"}}}, {"x": {"y": None, "z": [None]}},
      {"x": {"z": [None]}}),
     ({"properties": {"x": {"$ref": "#/$defs/X"}}}, {"x": {"y": None}}, {"x": {"y": None}}),
@@ -695,6 +736,15 @@ def test_a_null_that_the_schema_may_know_stays(schema, arguments, kept):
     example, _ = data.clean({"messages": chat_with_call("f", **arguments), "tools": tools})
     assert example["before"][1]["tool_calls"][0]["function"]["arguments"] == kept
     assert example["unused"] == [NULLS] * (kept != arguments)
+
+
+def test_nulls_in_arguments_that_are_a_text_are_the_authors():
+    """No table can fill them in there. They were dropped."""
+    for messages in ([ASK, calling(call(0, code="m", steps=None, more=None))],
+                     [ASK, {**DONE, "tool_calls": json.dumps([call(0, code="m", more=None)])}]):
+        example, problem = data.clean({"messages": messages, "tools": TOOLS})
+        assert not problem and not example["unused"]
+        assert example["tool_calls"][0]["function"]["arguments"]["more"] is None
 
 
 def test_calls_of_functions_that_nobody_declared_are_counted():
@@ -838,6 +888,10 @@ def test_time_grows_with_the_length_of_an_answer_alone(piece):
      ["column id", "thoughts of assistant messages"]),
     ({"prompt": "q", "response": f"<think>t</think>\n<answer>\n{FENCED}\n</answer>"},
      ["thoughts of assistant messages"]),
+    ({"prompt": "q", "completion": "a", "tools": [
+        {"function": {"name": "f", "strict": True, "response": {"type": "object"}, "x": None}},
+        {"type": "function", "name": "g", "strict": False}]},
+     ["strict of tools", "response of tools"]),
     ({"messages": CHAT, "system": "s", "tools": None}, [])])
 def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
     example, problem = data.clean(row)
@@ -858,6 +912,10 @@ def test_what_is_left_out_of_a_kept_row_is_named(row, unused):
      "an answer holds <tool_call>, which is trained as letters"),
     ("q", "<|tool_call>call:f{}<tool_call|>",
      "an answer holds <|tool_call>, which is trained as letters"),
+    ("q", '<TOOLCALL>[{"name": "f"}]</TOOLCALL>',
+     "an answer holds <TOOLCALL>, which is trained as letters"),
+    ("q", '<functioncall> {"name": "f"}',
+     "an answer holds <functioncall>, which is trained as letters"),
     ("q", "A tool_call is no tag.", ""),
     ("q", "The tag </think> ends it.",
      "an answer holds a <think> tag, which is trained as letters")])

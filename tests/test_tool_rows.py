@@ -24,6 +24,7 @@ from test_data import (
     ASK,
     DONE,
     MORE_SCHEMAS,
+    NO_OUTPUT,
     SCHEMAS,
     TOOL_CHATS,
     TOOLS,
@@ -228,6 +229,9 @@ NO_SCHEMA = "a tool's parameters are not a JSON schema"
     *[([ASK, DONE], [{"function": {"name": "f", "parameters": form}}],
        NO_TOOL if why == NO_SCHEMA else why)
       for form, why in [*SCHEMAS, *MORE_SCHEMAS]],
+    *[([ASK, calling(call(0)), result(0, what), DONE], TOOLS,
+       "no object with messages that hold text") for what in (0, False, {})],
+    ([ASK, DONE, SYSTEM, ASK, DONE], None, "a system message that is not the first"),
     ([ASK, calling(call(0)), {**result(0, "ok"), "content": None}, DONE], json.dumps(TOOLS), "")])
 def test_recipe_names_what_is_wrong_with_a_chat_with_tools(messages, tools, problem):
     """It left out every row with a call, and trained rows with tools as if there were none."""
@@ -281,6 +285,18 @@ def test_results_find_their_calls_by_id_then_by_name_then_in_order(results, ids,
     written, _ = chat.render(tokenizer, data.as_messages(example, None))
     assert wanted in tokenizer.decode(written)
     _, (prompt, answer) = rendered(tokenizer, messages, F_AND_G)
+    assert written == [*prompt, *answer]
+
+
+@pytest.mark.parametrize("nothing", NO_OUTPUT)
+def test_a_result_may_say_nothing(nothing):
+    """02 dropped rows whose command printed an empty line, and those with null."""
+    tokenizer = chat.load_tokenizer(TINY)
+    messages = [ASK, calling(call(0, code="m")), result(0, nothing), DONE]
+    example, _ = data.clean({"messages": messages, "tools": TOOLS})
+    written, _ = chat.render(tokenizer, data.as_messages(example, None))
+    assert f'simulate{{value:<|"|>{nothing or ""}<|"|>}}' in tokenizer.decode(written)
+    _, (prompt, answer) = rendered(tokenizer, messages, TOOLS)
     assert written == [*prompt, *answer]
 
 
@@ -371,6 +387,33 @@ def test_a_server_hands_messages_to_the_template_as_texts(tmp_path):
     assert "Be brief. <turn|>" in tokenizer.decode(by_itself)
 
 
+RESPONSES = """  {%- if tool['response'] -%}
+    {{- ',response:{type:' ~ quoted(tool['response']['type'] | upper) ~ '}' -}}
+  {%- endif -%}
+"""
+
+
+@needs_serve
+def test_a_function_has_no_more_keys_than_a_server_hands_over(tmp_path):
+    """Google's template writes a function's `response`, but vLLM never hands it one."""
+    shutil.copytree(TINY, tmp_path / "model")
+    path = tmp_path / "model" / "chat_template.jinja"
+    template = path.read_text()
+    end = "  {{- '}<tool|>' -}}\n"
+    assert template.count(end) == 1
+    path.write_text(template.replace(end, RESPONSES + end))
+
+    tools = [tool("f", x="integer")]
+    tools[0]["function"].update(strict=True, response={"type": "object"})
+    printed = serve("-c", SERVED, tmp_path / "model", json.dumps([([ASK], tools)])).splitlines()
+    [served] = json.loads(printed[-1])
+    tokenizer = chat.load_tokenizer(tmp_path / "model")
+    assert "response" in tokenizer.apply_chat_template([ASK], tools=tools, tokenize=False)
+    example, _ = data.clean({"messages": [ASK, DONE], "tools": tools})
+    assert chat.prompt_ids(tokenizer, data.as_messages(example, None)[:-1]) == served
+    assert rendered(tokenizer, [ASK, DONE], tools)[-1][0] == served
+
+
 # ── Tools and calls with something odd in them ──
 
 ODD = (None, 0, True, False, "", "x", "string", "object", [], {}, ["x"], [1], [None], {"a": None},
@@ -388,7 +431,8 @@ def drawn_row(generator):
     arguments = {"o": {"z": None, "q": None}, "list": [{"z": 1, "r": None}], "y": None}
     made = []
     for name in generator.choice(["fg", "ff", "gh"]):
-        function = {"name": name, "arguments": dict(arguments)}
+        given = generator.choice([dict(arguments), dict(arguments), json.dumps(arguments)])
+        function = {"name": name, "arguments": given}
         made.append({"id": name + str(len(made)), "type": "function", "function": function})
     results = []
     for number, one in enumerate(made):
@@ -410,8 +454,8 @@ def drawn_row(generator):
     return {"messages": [ASK, calling(*made), *results, DONE], "tools": tools}
 
 
-def test_02_and_recipe_take_the_same_odd_tools_and_calls_and_train_the_same():
-    """400 drawn rows. What both take, the chat template can write."""
+def test_02_recipe_and_own_data_take_the_same_odd_tools_and_calls_and_train_the_same(tmp_path):
+    """400 drawn rows. What they take, the chat template can write."""
     tokenizer = chat.load_tokenizer(TINY)
     generator = random.Random(5)
     seen = collections.Counter()
@@ -423,15 +467,19 @@ def test_02_and_recipe_take_the_same_odd_tools_and_calls_and_train_the_same():
         seen["left out" if problem else "kept"] += 1
         if problem:
             continue
-        nulls = "null arguments that the tool lacks"
+        nulls = "null arguments that the tool does not take"
         assert (nulls in example["unused"]) == (nulls in recipe.unused_keys(read, False))
         undeclared = "a call of a function that is not among the tools" in example["odd"]
         assert undeclared == recipe.calls_another(read["messages"])
         seen.update({"nulls": nulls in example["unused"], "undeclared": undeclared})
 
-        ids, mask = chat.render(tokenizer, data.as_messages(example, None))
+        whole = data.as_messages(example, None)
+        ids, mask = chat.render(tokenizer, whole)
         examples = recipe.render(tokenizer, [read["messages"]], 4096)
         assert ids == examples[-1].ids
+        own.write_chats([whole], tmp_path / "rows.jsonl")
+        again, _ = recipe.read_chats(tmp_path / "rows.jsonl", 0.0)
+        assert recipe.render(tokenizer, again, 4096) == examples
         trained = [number for number, on in zip(ids, mask, strict=True) if on]
         by_recipe = []
         for one in examples:
@@ -442,7 +490,12 @@ def test_02_and_recipe_take_the_same_odd_tools_and_calls_and_train_the_same():
 
 @pytest.mark.parametrize("messages, tools, said", [
     (chat_with_call("f", x=1, y=None), [tool("f", x="integer")],
-     "kept, but not used: null arguments that the tool lacks"),
+     "kept, but not used: null arguments that the tool does not take"),
+    (chat_with_call("f", x=None), [tool("f", x="integer")],
+     "kept, but not used: null arguments that the tool does not take"),
+    ([ASK, calling(call(0, code=None, more=None))], TOOLS, ""),
+    ([ASK, DONE], [{"function": {**tool("f")["function"], "strict": True}}],
+     "kept, but not used: strict of tools"),
     (chat_with_call("f"), None, "kept, with a call of a function that is not among the tools"),
     (chat_with_call("f"), [tool("g")],
      "kept, with a call of a function that is not among the tools"),
@@ -450,7 +503,11 @@ def test_02_and_recipe_take_the_same_odd_tools_and_calls_and_train_the_same():
     ([ASK, {**DONE, "content": '<tool_call>{"name": "f"}'}], None,
      "kept, read as letters: <tool_call>"),
     ([ASK, {**DONE, "content": "<|tool_call>call:f{}"}], None,
-     "kept, read as letters: <|tool_call>")])
+     "kept, read as letters: <|tool_call>"),
+    ([ASK, {**DONE, "content": '<TOOLCALL>[{"name": "f"}]</TOOLCALL>'}], None,
+     "kept, read as letters: <TOOLCALL>"),
+    ([ASK, {**DONE, "content": '<functioncall> {"name": "f"}'}], None,
+     "kept, read as letters: <functioncall>")])
 def test_recipe_counts_what_is_odd_about_calls_that_it_keeps(
         messages, tools, said, tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages, "tools": tools}))
