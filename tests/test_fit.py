@@ -34,7 +34,7 @@ def test_the_estimate_is_within_ten_percent_of_the_compiler(name, model, row):
     base, adapters = fit.held(model, fsdp, tp, dtype)
     if dtype == "bfloat16":
         unused = architecture.parameters(fit._config(model))["unused"]  # no argument of the step
-        assert base + adapters - 2 * unused / 2**30 == pytest.approx(
+        assert base + adapters - 2 * unused / chips / 2**30 == pytest.approx(
             float(row["args_gib"]), rel=0.005)
     parts = fit.estimate(model, fsdp, tp, dtype, row["remat"], int(row["micro_batch"]),
                          int(row["sequence_length"]))

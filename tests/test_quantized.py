@@ -205,7 +205,7 @@ def test_every_matrix_is_quantized_or_left_on_purpose(name, layers, tp, per_laye
     assert rest == ({"per_layer_input_gate", "per_layer_projection"} if per_layer else set())
     assert len(left) == len(embedder) + per_layer * config.num_layers
     if layers in (35, 60):  # all of them
-        padding = 2 * fit._padding(fit._config(name)) / tp / 2**30
+        padding = 2 * fit._padding(fit._config(name), 1) / tp / 2**30
         held = fit.held(name, 1, tp, "nf4")[0] - padding
         assert gemma.gib(nnx.state(model)) == pytest.approx(held, rel=0.02)
     for hull in (model.layers[0].attn.attn_vec_einsum.w, model.layers[0].mlp.down_proj.kernel):

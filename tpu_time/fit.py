@@ -270,7 +270,7 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
     """
     config = _config(model)
     count = architecture.parameters(config)
-    numbers = count["total"] + _padding(config)
+    numbers = count["total"] + _padding(config, fsdp)
     weights = 2.0 * numbers
     adapters = 0.0  # numbers that a chip has of them
     quantized = 0  # numbers of the base that are stored in fewer bits
@@ -296,15 +296,18 @@ def held(model: str, fsdp: int, tp: int, base_dtype: str = "bfloat16") -> tuple[
     return base_gib, adapters_gib
 
 
-def _padding(config: dict) -> int:
-    """Numbers that fill up the per-layer table of E2B and E4B in a chip's memory.
+def _padding(config: dict, fsdp: int) -> int:
+    """Numbers that fill up the per-layer table of E2B and E4B in the chips' memory, on all of them.
 
-    A token has [layers, 256] numbers in that table, and a TPU stores rows in eights.
+    A token has [layers, 256] numbers in that table. A TPU stores rows in eights and columns in
+    blocks of 128, and each of `fsdp` chips has its share of the columns.
     """
     text = architecture.text_config(config)
-    missing_rows = -int(text["num_hidden_layers"]) % 8
+    layers = int(text["num_hidden_layers"])
     width = text.get("hidden_size_per_layer_input") or 0
-    return text["vocab_size"] * missing_rows * width
+    rows = math.ceil(layers / 8) * 8
+    columns = fsdp * math.ceil(width / fsdp / 128) * 128
+    return text["vocab_size"] * (rows * columns - layers * width)
 
 
 def _layer_bytes(layer: Layer, length: int, tp: int) -> tuple[float, float]:
