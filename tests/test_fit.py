@@ -94,6 +94,7 @@ def test_a_base_is_known_by_its_tensors(tmp_path, size):
     ("v6e-1", "e2b", "12b", {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1,
                              "base_dtype": "int8"}),
     ("v6e-1", "e2b", "e4b", {"mesh": (1, 1), "remat": "DECODER", "rows_per_device": 1}),
+    ("v5e-8", "31b", "e4b", {"mesh": (4, 2), "remat": "DECODER", "rows_per_device": 2}),
     ("v6e-8", "31b", "12b", {})])
 def test_03_takes_the_step_of_the_base_that_02_chose(
         monkeypatch, tmp_path, name, asked, base, expected):
