@@ -394,7 +394,7 @@ print(f"typical miss: {100 * bands.typical_miss():.0f}% (one sigma); of the {len
 # - Memory: before XLA generates code, it plans its buffers, and others' reports of such plans agree with ours within
 #   0.2% (`python -m appendix.memory`), and within 2% for three steps that the chips refused and that use another
 #   attention kernel (`python -m appendix.splash`). Our tables have what XLA reports after a whole compilation. If the
-#   program fits, that's up to 11% more than the plan (`tpu_time/compiler.py`). (If it doesn't, it may be far more: once
+#   program fits, that's up to 15% more than the plan (`tpu_time/compiler.py`). (If it doesn't, it may be far more: once
 #   the plan said 15.4 GiB, and the compiler then asked for 25.1.) Others have published one number for a finished program,
 #   but for a step that our compiler refuses, so we can't compare the two.
 # - Writing: somebody timed the 31B on a v5e-8 in plain JAX. A token took 19.9 ms, and our clock says 18.9. A prompt of 256

@@ -95,7 +95,7 @@ figures.draw_answer(steps)
 # time, because each weight has to be unpacked before it's multiplied.
 #
 # The loop surprised us. The compiler does accept the int8 step with the loop: it plans 15.0 of the 15.75 GiB. But what it
-# reports after the whole compilation can be up to 11% more than its plan ([08](08_dryrun.ipynb), section 9), and here it
+# reports after the whole compilation can be up to 15% more than its plan ([08](08_dryrun.ipynb), section 9), and here it
 # adds up to 16.5. So we don't count on that step: with int8, set `rows_per_step=1`. NF4 leaves room for the loop, by our
 # estimate. Nobody has run any of these steps.
 #
