@@ -203,13 +203,15 @@ class Keeper:
 def _finished_files(folder: Path) -> list[Path]:
     """All files below a folder, but for links and for those that are being written."""
     paths = []
-    for path in sorted(folder.rglob("*")):
-        is_being_written = path.name.endswith(".partial")
-        if is_being_written or path.is_symlink():
-            continue
-        if path.is_file():
-            paths.append(path)
-    return paths
+    for place, _, names in os.walk(folder):  # leaves out a folder that's removed meanwhile
+        for name in names:
+            path = Path(place, name)
+            is_being_written = name.endswith(".partial")
+            if is_being_written or path.is_symlink():
+                continue
+            if path.is_file():
+                paths.append(path)
+    return sorted(paths)
 
 
 def _total(paths: Iterable[Path]) -> int:

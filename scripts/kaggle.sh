@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 NAME=gemma4-on-tpu
-folder=runs/kaggle # what was pushed, and the name of the last
+folder=runs/kaggle # what was pushed, the name of the last, and of the last that was no smoke test
 
 say() { printf 'kaggle: %s\n' "$*" >&2; }
 stop() { say "$@"; exit 1; }
@@ -39,16 +39,30 @@ last() { # USER/NAME of the notebook that was pushed last
   [ -f "$folder/last" ] || stop "nothing was pushed from here: $folder/last is missing. Run scripts/kaggle.sh push, or write USER/NAME into it"
   cat "$folder/last"
 }
-repository() { # the clone address, without a login
-  local address="${REPOSITORY:-$(git remote get-url origin 2>/dev/null || true)}"
-  address="${address/#git@github.com:/https://github.com/}"
+remember() { # remember USER/NAME as the notebook that was pushed last
+  printf '%s\n' "$1" >"$folder/last"
+  case "$1" in *-smoke) ;; *) printf '%s\n' "$1" >"$folder/last_run" ;; esac
+}
+without_login() { # without_login ADDRESS, which Kaggle stores with the code: a token may be in yours
+  sed -E 's#^(ssh://)?git@([^:/]+)[:/]#https://\2/#; s#^(https?://)[^/]*@#\1#' <<<"$1"
+}
+repository() { # the clone address
+  local address
+  address="$(without_login "${REPOSITORY:-$(git remote get-url origin 2>/dev/null || true)}")"
   [ -n "$address" ] || stop "no repository to clone there. Push yours to a public address (git push), or export REPOSITORY=https://github.com/YOU/gemma4-on-tpu"
   printf '%s' "$address"
 }
-check_pushed() { # check_pushed ADDRESS COMMIT: is what Kaggle shall clone there?
-  local found=""
-  found="$(git ls-remote "$1" 2>/dev/null | cut -f1 | grep -x "$2" | head -n 1 || true)"
-  [ -n "$found" ] || [ -n "$(git branch -r --contains "$2" 2>/dev/null)" ] ||
+check_pushed() { # check_pushed ADDRESS COMMIT: is what Kaggle shall clone there, for everybody?
+  local found remote
+  found="$(GIT_ASKPASS=true GIT_TERMINAL_PROMPT=0 git -c credential.helper= ls-remote "$1" 2>/dev/null)" ||
+    stop "$1 can't be read without a login, and Kaggle has none. Is the address right, and the repository public?"
+  found="$(cut -f1 <<<"$found" | grep -x "$2" || true)"
+  for remote in $(git remote); do # of an older commit, our last git fetch knows if it's there
+    if [ "$(without_login "$(git remote get-url "$remote")")" = "$1" ]; then
+      found+="$(git branch -r --contains "$2" --list "$remote/*" 2>/dev/null)"
+    fi
+  done
+  [ -n "$found" ] ||
     stop "commit ${2:0:12} isn't at $1, from where Kaggle clones. Run: git push"
   [ -z "$(git status --porcelain 2>/dev/null)" ] || say "note: what isn't committed doesn't travel"
 }
@@ -65,10 +79,14 @@ push() { # push USER/NAME SECONDS [word of kaggle_files.py...]
   said="$(kaggle kernels push -p "$folder/$(basename "$name")" --accelerator TpuV5E8 -t "$seconds" 2>&1)" ||
     stop "$said"
   case "$said" in # kaggle says so and ends with status 0
+  *"not valid"*"successfully pushed"*)
+    remember "$name"
+    stop "$said. It was pushed all the same, without that. Stop it on that page, or it uses up your quota"
+    ;;
   *"push error"* | *"not valid"*) stop "$said" ;;
   esac
   printf '%s\n' "$said"
-  printf '%s\n' "$name" >"$folder/last"
+  remember "$name"
   say "$name is pushed. It may wait in line for minutes or hours: scripts/kaggle.sh status"
 }
 
@@ -85,15 +103,18 @@ push)
   shift
   if [ "${1:-}" = --resume ]; then # another name each time: a notebook can't wait for its own output
     shift
-    before="$(last)"
+    before="$(last)" number=1
     case "$before" in
-    *-smoke) stop "the last push was a smoke test, with nothing to go on from. Leave --resume out" ;;
-    "$name") number=1 ;;
-    *) number="${before##*-}" ;;
+    *-smoke)
+      [ -f "$folder/last_run" ] ||
+        stop "the last push was a smoke test, with nothing to go on from. Leave --resume out"
+      before="$(cat "$folder/last_run")"
+      ;;
     esac
+    if [[ "$before" =~ ^"$name"-([1-9][0-9]*)$ ]]; then number="${BASH_REMATCH[1]}"; fi
     name="$name-$((number + 1))" after=(--after "$before")
   fi
-  push "$name" 32400 "${after[@]}" "$@"
+  push "$name" 32400 ${after[@]+"${after[@]}"} "$@" # a Mac's bash 3.2 takes an empty list for an unset one
   ;;
 status)
   need_kaggle
@@ -105,6 +126,9 @@ output)
   need_kaggle
   name="$(last)"
   target="${2:-kaggle-output}"
+  if [ -z "${DRY_RUN:-}" ] && [ -f "$target/report.json" ]; then # it may be about another session
+    mv "$target/report.json" "$target/report.earlier.json"
+  fi
   run kaggle kernels output "$name" -p "$target" --force
   [ -n "${DRY_RUN:-}" ] || python3 - "$target/report.json" <<'PY'
 import json, sys

@@ -21,12 +21,12 @@ sudo loginctl enable-linger "$(id -un)" || true
 cd gemma4-on-tpu
 ./setup.sh train
 mkdir -p "$RUN_DIR"
-gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/|(^|/)\.' "$RUN" "$RUN_DIR"
+gcloud storage rsync --recursive --exclude='^(train/checkpoints|cache|jax_cache)/|^(.*/)?\.' "$RUN" "$RUN_DIR"
 image="$(.venv/bin/python -c 'from serving.options import IMAGES; print(IMAGES["tpu-docker"])')"
 docker pull "$image" || { # Google's Trillium recipe for the 31B on a v6e-8 names this one
   docker pull vllm/vllm-tpu:gemma4
   docker tag vllm/vllm-tpu:gemma4 "$image"
 }
 ./run_all.sh 05 07
-gcloud storage rsync --recursive --exclude='(^|/)\.' "$RUN_DIR" "$RUN"
+gcloud storage rsync --recursive --exclude='^(.*/)?\.' "$RUN_DIR" "$RUN"
 echo "all is in the bucket: delete this machine"

@@ -25,13 +25,14 @@ cd gemma4-on-tpu
 if [ "${TRACK:-}" = wandb ]; then .venv/bin/python -m pip install -q wandb; fi # helpers/track.py
 .venv/bin/python 01_setup.py # the checks; stops here if one fails
 
-copy() { gcloud storage rsync --recursive --exclude='(^|/)\.|^jax_cache/|\.lock$' "$1" "$2"; }
+# gcloud holds a pattern against a path from its start. Names with a dot in front are being written.
+copy() { gcloud storage rsync --recursive --exclude='^(.*/)?\.|^jax_cache/|.*\.lock$' "$1" "$2"; }
 mkdir -p "$RUN_DIR"
 copy "$RUN" "$RUN_DIR" || true # of an earlier machine, if any
 worker="$(curl -sf -H 'Metadata-Flavor: Google' \
   http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number || echo 0)"
 if [ "$worker" = 0 ]; then
-  (while sleep 300; do copy "$RUN_DIR" "$RUN"; done) >sync.log 2>&1 &
+  (while sleep 300; do copy "$RUN_DIR" "$RUN" || true; done) >sync.log 2>&1 &
   trap 'kill $!' EXIT
 fi
 hosts="$(python3 -m tables.hardware | sed -n 's/^HOSTS=//p')"

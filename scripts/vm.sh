@@ -38,12 +38,12 @@ usage() {
 fact() { python3 -m tables.hardware --slice "$slice" | sed -n "s/^$1=//p"; }
 
 compute() { # compute MODEL: by the Compute Engine API, with a guard that deletes the machine
-  local wait=()
+  local wait=() # below, the + is for a Mac's bash 3.2, which takes an empty list for an unset one
   if [ "$1" = FLEX_START ]; then wait=(--request-valid-for-duration=2h); fi
   run gcloud compute instances create "$name" --zone="$zone" --machine-type="$(fact MACHINE)" \
     --image-project=ubuntu-os-accelerator-images --image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e \
     --maintenance-policy=TERMINATE --scopes=cloud-platform --boot-disk-size=300GB \
-    --boot-disk-type="$(fact DISK)" --provisioning-model="$1" "${wait[@]}" \
+    --boot-disk-type="$(fact DISK)" --provisioning-model="$1" ${wait[@]+"${wait[@]}"} \
     --max-run-duration="${hours}h" --instance-termination-action=DELETE
 }
 classic() { # by the Cloud TPU API: for v5p the way that others are known to have gone
@@ -62,12 +62,23 @@ check)
   else
     ask=(run "${ask[@]}")
   fi
-  "${ask[@]}" ||
-    { say "the hub doesn't let you download $model. Accept its license on its page, then export HF_TOKEN=hf_..."; exit 1; }
-  say "$model can be downloaded"
+  status=0
+  "${ask[@]}" || status=$?
+  case "$status" in
+  0) [ -n "${DRY_RUN:-}" ] || say "$model can be downloaded" ;;
+  22) # curl's word for an answer such as 401
+    say "the hub doesn't let you download $model. Accept its license on its page, then export HF_TOKEN=hf_..."
+    exit 1
+    ;;
+  *) say "huggingface.co can't be reached (curl's status $status). Try again later" && exit 1 ;;
+  esac
   ;;
 create)
   name="${2:?a name}" slice="${3:?a slice, such as v5p-8}" hours="${5:-3}"
+  if ! [[ "$hours" =~ ^[1-9][0-9]*$ ]]; then # gcloud would refuse it twice, and classic have no limit
+    say "HOURS is $hours: name whole hours, such as 3"
+    exit 1
+  fi
   zones="$(fact ZONES)"
   zone="${4:-${zones%% *}}"
   if [ -z "$zone" ] || [ -z "$(fact RUNTIME)" ]; then
@@ -100,7 +111,7 @@ run)
   settings="$(for variable in TRACK WANDB_PROJECT WANDB_NAME WANDB_MODE; do
     if [ -n "${!variable:-}" ]; then printf '%s=%q ' "$variable" "${!variable}"; fi
   done)"
-  words="${settings}setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f run.log"
+  words="${settings}setsid nohup bash $(basename "$script") ${*:5} > run.log 2>&1 < /dev/null & tail -f --pid=\$! run.log"
   secrets=()
   if [ -n "${HF_TOKEN:-}" ]; then secrets+=(HF_TOKEN); fi
   if [ "${TRACK:-}" = wandb ] && [ -n "${WANDB_API_KEY:-}" ]; then secrets+=(WANDB_API_KEY); fi

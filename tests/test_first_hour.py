@@ -6,13 +6,15 @@ The stages are small real programs; nothing of the series is started.
 import json
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from conftest import a_recipe
+from conftest import ROOT, a_recipe
 
 import first_hour
 from tables.errors import UserError
+from tables.hardware import Hardware
 
 ABOUT = {"accelerator": "tpu", "kind": "v5p", "chips": 4, "hosts": 1, "trouble": "",
          "slice": "v5p-8", "size": "31b", "commit": "0123abc"}
@@ -73,6 +75,17 @@ def test_a_server_that_started_says_how_to_begin_with_it():
     report = {"about": ABOUT, "stages": {
         "serve": {"status": "done", "why": "", "result": {"ready_seconds": 400.0, "try": 2}}}}
     assert "with SERVE_TRY=2 it begins with this one" in first_hour.markdown(report)
+
+
+@pytest.mark.parametrize(("kind", "chips", "size", "skip"), [
+    ("v6e", 8, "31b", ""), ("v5e", 8, "31b", ""), ("v6e", 1, "e2b", ""), ("v6e", 4, "e2b", ""),
+    ("v5p", 4, "31b", "a v5p-8 does not serve"), ("v5e", 1, "e2b", "a v5e-1 does not serve"),
+    ("v6e", 4, "31b", "a v6e-4 does not serve")])
+def test_a_server_is_started_where_05_has_one(kind, chips, size, skip):
+    """05 serves the E2B on one v6e chip, and the report said that a v6e-1 doesn't serve."""
+    assert "e2b: one v6e chip" in (ROOT / "05_serve_vllm.py").read_text()
+    plan = first_hour.stages(Hardware("tpu", kind, chips), size, Path("run"))
+    assert plan["serve"].skip == skip
 
 
 def test_a_second_call_goes_on_and_a_report_of_another_commit_does_not(tmp_path):

@@ -5,6 +5,8 @@ JAX that nobody may import, a /sys with eight chips, small disks, a `kaggle` tha
 """
 
 import errno
+import functools
+import http.server
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +27,7 @@ from test_serve import PARSE, vllm_part
 import first_hour
 import helpers
 import kaggle_files
+import kaggle_session
 import series
 from helpers import kept
 from serving import commands, limits, server, v5e
@@ -648,6 +652,26 @@ def test_what_has_no_room_does_not_push_out_what_was_kept(tmp_path, monkeypatch)
     assert re.fullmatch(r"train/checkpoints", keeper.bring_back(working))
 
 
+def test_a_folder_that_a_page_removes_meanwhile_ends_no_session(tmp_path, monkeypatch):
+    """Between two looks at the run: its parent was listed, and then it's gone."""
+    run_folder, working = tmp_path / "run", tmp_path / "working"
+    for name in ("eval/gone", "eval/stays"):
+        (run_folder / name).mkdir(parents=True)
+        (run_folder / name / "one").write_text("1")
+    working.mkdir()
+    scandir = os.scandir
+
+    def too_late(path="."):
+        if str(path).endswith("eval/gone"):
+            shutil.rmtree(path, ignore_errors=True)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", too_late)
+    keeper = kept.Keeper(run_folder, working, tmp_path / "log")
+    assert keeper.keep() == []
+    assert (working / "eval/stays/one").exists() and not (working / "eval/gone").exists()
+
+
 # ── scripts/kaggle.sh, with a stand-in that records ──
 
 class Sender:
@@ -659,7 +683,8 @@ class Sender:
             shutil.copytree(ROOT / name, self.folder / name,
                             ignore=shutil.ignore_patterns("__pycache__"))
         (self.folder / "tools").mkdir()
-        shutil.copy2(ROOT / "tools/kaggle_files.py", self.folder / "tools")
+        for name in ("kaggle_files.py", "kaggle_session.py"):
+            shutil.copy2(ROOT / "tools" / name, self.folder / "tools")
         (self.folder / ".gitignore").write_text("runs/\n__pycache__/\nkaggle-output/\n")
         self.commit = commit(self.folder)[1]
         self.origin = folder / "origin.git"
@@ -756,6 +781,15 @@ def test_smoke_is_short_and_small_and_nothing_goes_on_from_it(sender):
     ("The following are not valid model sources", ["push"], {}, "not valid model sources"),
     ("", ["push", "HF_TOKEN=hf_abcdef"], {}, "HF_TOKEN would be stored at Kaggle with the code"),
     ("", ["push", "30"], {}, "30 is no setting. Write NAME=VALUE"),
+    ("", ["push", "SIZE=31B"], {}, "SIZE=31B is none of tiny, e2b, 31b"),
+    ("", ["push", "SERVE_TRY=two"], {}, "SERVE_TRY=two isn't a number from 0 to 4"),
+    ("", ["smoke", "SERVE_TRY=5"], {}, "SERVE_TRY=5 isn't a number from 0 to 4"),
+    ("", ["push", "MAX_STEPS=1e3"], {}, "MAX_STEPS=1e3 isn't a number of steps"),
+    ("", ["push", "BASE_FROM=kaggle"], {}, "BASE_FROM=kaggle is neither hub nor mount"),
+    ("", ["push", "KAGGLE_HOURS=soon"], {}, "KAGGLE_HOURS=soon isn't"),
+    ("", ["push", "KAGGLE_HOURS=nan"], {}, "KAGGLE_HOURS=nan isn't"),
+    ("", ["push", "KAGGLE_HOURS=12"], {}, "above 0 and at most 8.5"),
+    ("", ["smoke", "KAGGLE_HOURS=2"], {}, "above 0 and at most 1.4"),
     ("", ["status"], {}, "nothing was pushed from here"),
     ("", ["push", "--resume"], {}, "nothing was pushed from here"),
     ("", ["push"], {"PATH": "/usr/bin:/bin"}, "the kaggle command is missing. Run: pip install"),
@@ -777,6 +811,136 @@ def test_a_commit_that_was_not_pushed_is_refused(sender):
     assert done.returncode == 1 and calls == [] and "Run: git push" in done.stderr
     sender.git("push", "-q", "origin", "HEAD:main")
     assert sender.call("push")[0].returncode == 0
+
+
+def test_every_setting_that_is_right_travels(sender):
+    right = ["SIZE=31b", "MAX_STEPS=200", "KAGGLE_HOURS=2.4", "BASE_FROM=mount", "SERVE_TRY=4"]
+    for word in ("push", "smoke"):
+        done, calls = sender.call(word, *right)
+        assert done.returncode == 0 and len(calls) == 1, done.stderr
+        assert "note:" not in done.stderr
+    assert kaggle_session.TRIES == len(v5e.TRIES)
+    done, calls = sender.call("push", "MAXSTEPS=200")
+    assert "note: MAXSTEPS is none of our settings" in done.stderr and len(calls) == 1
+
+
+@pytest.mark.parametrize(("origin", "cloned"), [
+    ("https://me:ghp_secret@github.com/me/x.git", "https://github.com/me/x.git"),
+    ("https://ghp_secret@github.com/me/x", "https://github.com/me/x"),
+    ("git@github.com:me/x.git", "https://github.com/me/x.git"),
+    ("ssh://git@github.com/me/x.git", "https://github.com/me/x.git"),
+    ("https://github.com/me/x.git", "https://github.com/me/x.git")])
+def test_the_address_that_travels_has_no_login(sender, origin, cloned):
+    """A stand-in for git answers for the server; everything else is git's own."""
+    sender.git("remote", "set-url", "origin", origin)
+    git = sender.folder.parent / "bin/git"
+    git.write_text('#!/usr/bin/env bash\ncase "$*" in\n'
+                   f"*ls-remote*) echo \"$*\" >> {sender.log}; echo {sender.commit}$'\\tHEAD' ;;\n"
+                   f'*) exec {shutil.which("git")} "$@" ;;\nesac\n')
+    git.chmod(0o755)
+    done, _ = sender.call("push")
+    assert done.returncode == 0, done.stderr
+    launch = sender.sent()[1].read_text()
+    assert f"REPOSITORY = {cloned!r}\n" in launch
+    assert "secret" not in launch + sender.log.read_text() + done.stdout + done.stderr
+
+
+class Private(http.server.SimpleHTTPRequestHandler):
+    """A git server that wants a login, as GitHub does for a private repository."""
+
+    def do_GET(self):
+        if self.headers.get("Authorization"):
+            return super().do_GET()
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", "Basic")
+        self.end_headers()
+        return None
+
+    def log_message(self, *words):
+        pass
+
+
+def test_a_repository_that_only_its_owner_can_read_is_refused_before_the_queue(sender):
+    """The owner's git logs in by itself. Kaggle's can't, and would say so hours later."""
+    subprocess.run(["git", "update-server-info"], cwd=sender.origin, check=True)
+    handler = functools.partial(Private, directory=str(sender.origin.parent))
+    server_there = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server_there.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server_there.server_port}/origin.git"
+    sender.git("remote", "set-url", "origin", address)
+    sender.git("config", "credential.helper", "!echo username=me; echo password=x;:")
+    try:
+        read = subprocess.run(["git", "ls-remote", address], cwd=sender.folder, check=True,
+                              capture_output=True, text=True)
+        assert sender.commit in read.stdout, "its owner can"
+        done, calls = sender.call("push")
+    finally:
+        server_there.shutdown()
+        server_there.server_close()
+    assert done.returncode == 1 and calls == []
+    assert "can't be read without a login" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_commit_of_another_repository_is_not_at_the_one_that_is_named(sender):
+    """It's on a branch of origin; REPOSITORY names a fork, which is older."""
+    fork = sender.folder.parent / "fork.git"
+    subprocess.run(["git", "clone", "-q", "--bare", sender.origin, fork], check=True)
+    (sender.folder / "new").write_text("x")
+    sender.git("add", "-A")
+    sender.git("commit", "-q", "-m", "later")
+    sender.git("push", "-q", "origin", "HEAD:main")
+    done, calls = sender.call("push", REPOSITORY=str(fork))
+    assert done.returncode == 1 and calls == [] and f"isn't at {fork}" in done.stderr
+    (sender.folder / "newer").write_text("x")  # an older commit of a branch is there, too
+    sender.git("add", "-A")
+    sender.git("commit", "-q", "-m", "newest")
+    sender.git("push", "-q", "origin", "HEAD:main")
+    sender.git("checkout", "-q", "HEAD~1")
+    assert sender.call("push")[0].returncode == 0
+
+
+def test_a_source_that_is_not_valid_does_not_hide_that_the_notebook_runs(sender):
+    """In kaggle's own words (2.2.5): it says that the source is missing, and pushes without it."""
+    sender.call("push")
+    sender.answers("The following are not valid kernel sources and could not be added to the "
+                   "kernel: ['me/gemma4-on-tpu']\nKernel version 1 successfully pushed.  Please "
+                   "check progress at https://www.kaggle.com/code/me/gemma4-on-tpu-2")
+    done, _ = sender.call("push", "--resume")
+    assert done.returncode == 1 and "not valid kernel sources" in done.stderr
+    assert "It was pushed all the same" in done.stderr
+    assert sender.call("status")[1][0] == "kernels status me/gemma4-on-tpu-2"
+
+
+def test_a_smoke_test_in_between_does_not_hide_the_run_to_go_on_from(sender):
+    sender.call("push")
+    sender.call("smoke", "SIZE=31b", "SERVE_TRY=3")
+    assert sender.call("status")[1][0] == "kernels status me/gemma4-on-tpu-smoke"
+    done, calls = sender.call("push", "--resume", "SERVE_TRY=3")
+    assert done.returncode == 0 and "gemma4-on-tpu-2 " in calls[0], done.stderr
+    assert sender.sent("gemma4-on-tpu-2")[0]["kernel_sources"] == ["me/gemma4-on-tpu"]
+
+
+@pytest.mark.parametrize("before", ["me/my-run", "other/gemma4-on-tpu", "me/run-08"])
+def test_a_resume_from_the_name_that_one_writes_into_last(sender, before):
+    """The line that asks for USER/NAME takes any notebook."""
+    (sender.folder / "runs/kaggle").mkdir(parents=True)
+    (sender.folder / "runs/kaggle/last").write_text(before + "\n")
+    done, calls = sender.call("push", "--resume")
+    assert done.returncode == 0 and "gemma4-on-tpu-2 " in calls[0], done.stderr
+    assert sender.sent("gemma4-on-tpu-2")[0]["kernel_sources"] == [before]
+
+
+def test_an_earlier_report_is_not_taken_for_one_that_has_not_come(sender):
+    """kaggle brings nothing as long as a session runs, and ends with status 0."""
+    sender.call("smoke")
+    assert "kaggle: done" in sender.call("output")[0].stdout
+    sender.call("push")
+    stub = sender.folder.parent / "bin/kaggle"
+    stub.write_text(stub.read_text().replace('"kernels output")', '"kernels never")'))
+    done, _ = sender.call("output")
+    assert done.returncode == 1 and "kaggle: done" not in done.stdout
+    assert "there's no kaggle-output/report.json" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_dry_run_sends_nothing(sender):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from conftest import ROOT
+from conftest import ROOT, program
 
 from helpers import records, remote, train, weights
 from tables.errors import UserError
@@ -312,6 +313,46 @@ def notebook(name, folder, wait=None, edit=("", ""), **environment):
             program.kill()
     assert program.wait() == (-signal.SIGKILL if wait else 0), "".join(said[-30:])
     return "".join(said)
+
+
+@pytest.mark.parametrize("script", ["train.sh", "serve.sh"])
+def test_files_that_are_being_written_are_not_copied_into_the_bucket(script):
+    """By gcloud's own rule: `Patterns` in its regex_util.py asks `match`, from a path's start."""
+    text = (ROOT / "scripts" / script).read_text()
+    patterns = [re.compile(found) for found in re.findall("--exclude='([^']*)'", text)]
+    assert patterns
+    writing = [".lock", ".merged.partial/model.safetensors", "train/.log.jsonl.123",
+               "notebooks/.03_train.ipynb.7"]
+    whole = ["adapter/adapter_model.safetensors", "train/log.jsonl", "merge.json", "data/meta.json"]
+    for pattern in patterns:
+        assert all(pattern.match(name) for name in writing)
+        assert not any(pattern.match(name) for name in whole)
+    assert script != "train.sh" or patterns[0].match("serve/server.lock")
+    assert patterns[0].match("jax_cache/jit_step-1")
+
+
+def test_a_copy_that_fails_once_does_not_end_the_copies_of_a_rented_machine(tmp_path):
+    """train.sh with stand-ins: the second copy of five fails, as when the network is away."""
+    log = tmp_path / "copies"
+    stand_ins = {
+        "bin/gcloud": f"echo copy >> {log}; [ $(wc -l < {log}) != 2 ]",
+        "bin/python3": "echo HOSTS=1",
+        "bin/sleep": "exec /bin/sleep 0.1",
+        "gemma4-on-tpu/setup.sh": "",
+        "gemma4-on-tpu/.venv/bin/python": "",
+        "gemma4-on-tpu/run_all.sh": f"for _ in $(seq 100); do [ $(wc -l < {log}) -lt 4 ] || exit 0;"
+                                    " /bin/sleep 0.1; done; exit 1"}
+    for name, status in (("sudo", 0), ("mkdir", 0), ("curl", 1)):  # no metadata: the only host
+        stand_ins[f"bin/{name}"] = f"exit {status}"
+    for name, text in stand_ins.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+    done = program("bash", ROOT / "scripts/train.sh", "my-bucket", cwd=tmp_path, TRACK=None,
+                   PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert done.returncode == 0, "no copy came after the one that failed"
+    assert "all is in the bucket" in done.stdout
 
 
 @pytest.mark.slow

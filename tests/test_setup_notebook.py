@@ -43,6 +43,13 @@ def test_a_machine_is_asked_for_in_line_then_spot_then_the_classic_way(tmp_path,
     assert vm(tmp_path, "create", "m", name)[1][0].count(one.zones.split()[0]) == 1
 
 
+@pytest.mark.parametrize("hours", ["3h", "0", "0.5", "-1", "us-east5-a"])
+def test_hours_that_are_no_number_make_no_machine_without_a_limit(tmp_path, hours):
+    """gcloud refuses such a limit both times, and what came next was a machine that never ends."""
+    code, calls = vm(tmp_path, "create", "m", "v5p-8", "z-a", hours, refuses=(f"={hours}h",))
+    assert code == 1 and calls == []
+
+
 def test_a_machine_is_deleted_however_it_was_made_and_dry_runs_nothing(tmp_path):
     assert vm(tmp_path, "delete", "m", "z")[1] == ["compute instances delete m --zone=z --quiet"]
     code, calls = vm(tmp_path, "delete", "m", "z", refuses=("instances",))
@@ -57,6 +64,19 @@ def test_a_slice_that_the_table_hardly_knows_is_not_asked_for(tmp_path):
     assert code == 1 and not calls
     done = program("scripts/vm.sh", "create", "m", "v6e-16", DRY_RUN="1")
     assert not done.stdout and "v6e-16" in done.stderr and "tables/hardware.py" in done.stderr
+
+
+def test_run_ends_when_the_script_there_does(tmp_path):
+    """It showed run.log for ever, so the line after it, which deletes the machine, never came."""
+    (tmp_path / "work.sh").write_text("echo begun; sleep 1; echo all is in the bucket\n")
+    (tmp_path / "gcloud").write_text(
+        f'#!/usr/bin/env bash\ncd {tmp_path}\nfor last in "$@"; do :; done\n'
+        '[ "$2" = scp ] || exec timeout 20 bash -c "${last#--command=}"\n')
+    (tmp_path / "gcloud").chmod(0o755)
+    done = program("scripts/vm.sh", "run", "m", "z-a", "scripts/work.sh", HF_TOKEN=None,
+                   PATH=f"{tmp_path}:{os.environ['PATH']}", DRY_RUN=None, TRACK=None)
+    assert done.returncode == 0, "timeout has ended it"
+    assert done.stdout.splitlines()[-1] == "all is in the bucket"
 
 
 COMMANDS = (["check"], ["create", "m", "v6e-8", "z-a"], ["bucket", "my-bucket", "z-a"],
@@ -123,6 +143,17 @@ def test_a_license_that_is_missing_is_said_before_anything_is_rented(tmp_path):
         (tmp_path / "curl").write_text(f"#!/usr/bin/env bash\nexit {code}\n")
         (tmp_path / "curl").chmod(0o755)
         assert vm(tmp_path, "check") == (code, [])
+
+
+@pytest.mark.parametrize(("status", "says", "keeps_silent"), [
+    (22, "Accept its license", "can't be reached"),   # of curl --fail: 401, 403, 404
+    (6, "can't be reached", "license"), (28, "can't be reached", "license")])
+def test_a_hub_that_nobody_reaches_has_not_refused(tmp_path, status, says, keeps_silent):
+    (tmp_path / "curl").write_text(f"#!/usr/bin/env bash\nexit {status}\n")
+    (tmp_path / "curl").chmod(0o755)
+    done = program("scripts/vm.sh", "check", DRY_RUN=None,
+                   PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1 and says in done.stderr and keeps_silent not in done.stderr
 
 
 @pytest.mark.parametrize(("name", "good", "bad", "says"), [

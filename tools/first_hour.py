@@ -78,6 +78,8 @@ class Stage(NamedTuple):
 def stages(machine: hardware.Hardware, size_name: str, own: Path) -> dict[str, Stage]:
     """{name: stage} for a machine, in order; they write to the folder `own`."""
     serves = machine.slice in ("v6e-8", "v5e-8")
+    if size_name == "e2b" and machine.kind == "v6e":  # 05 takes one of its chips
+        serves = True
     if not machine.slice and size_name == "tiny":
         serves = (ROOT / ".venv-serve").exists()
     skip = "" if serves else f"a {machine.slice or 'CPU without .venv-serve'} does not serve"

@@ -6,6 +6,7 @@ scripts/kaggle.sh calls it. REPOSITORY and COMMIT in the environment say what is
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import kaggle_session
+
 from helpers import run
 from helpers.run import UserError
 
@@ -23,6 +26,7 @@ SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS?)($|_)")
 SETTINGS = re.compile(r"(# <settings>\n).*?(# </settings>\n)", re.DOTALL)
 MODELS = {"31b": "google/gemma-4/transformers/gemma-4-31b-it/1",
           "e2b": "google/gemma-4/transformers/gemma-4-e2b-it/1"}
+OURS = ("SIZE", "MAX_STEPS", "KAGGLE_HOURS", "BASE_FROM", "SERVE_TRY")
 
 
 def settings_of(words: list[str]) -> dict[str, str]:
@@ -41,6 +45,35 @@ def settings_of(words: list[str]) -> dict[str, str]:
                             "4 is downloaded without a token.")
         found[name] = value
     return found
+
+
+def check(settings: dict[str, str], size: str, smoke: bool) -> None:
+    """Refuse a wrong value now; Kaggle's queue may take hours before anything else looks at it.
+
+    Raises:
+      UserError: a setting of `OURS` has a value that the session wouldn't take.
+    """
+    if size not in run.SIZES:
+        raise UserError(f"SIZE={size} is none of {', '.join(run.SIZES)}.")
+    steps = settings.get("MAX_STEPS", "")
+    if steps and not steps.isdecimal():
+        raise UserError(f"MAX_STEPS={steps} isn't a number of steps, such as 200.")
+    attempt = settings.get("SERVE_TRY", "")
+    last = kaggle_session.TRIES - 1
+    if attempt and not (attempt.isdecimal() and int(attempt) <= last):
+        raise UserError(f"SERVE_TRY={attempt} isn't a number from 0 to {last}. docs/MACHINES.md "
+                        "lists these ways to start the server.")
+    source = settings.get("BASE_FROM", "")
+    if source not in ("", "hub", "mount"):
+        raise UserError(f"BASE_FROM={source} is neither hub nor mount.")
+    word = settings.get("KAGGLE_HOURS", "")
+    longest = kaggle_session.usual_hours(size, smoke)
+    hours = float("nan")
+    with contextlib.suppress(ValueError):
+        hours = float(word)
+    if word and not 0 < hours <= longest:
+        raise UserError(f"KAGGLE_HOURS={word} isn't a number above 0 and at most {longest}. Kaggle "
+                        "would end a longer session before it has kept its results.")
 
 
 def metadata_of(name: str, size: str, after: str) -> dict[str, object]:
@@ -77,6 +110,10 @@ def main() -> None:
     chosen = parser.parse_intermixed_args()  # settings may come behind --smoke and --after
     settings = settings_of(chosen.settings)
     size = settings.get("SIZE") or ("e2b" if chosen.smoke else "31b")
+    check(settings, size, chosen.smoke)
+    for name in settings.keys() - set(OURS):
+        print(f"kaggle: note: {name} is none of our settings ({', '.join(OURS)}). It travels as a "
+              "variable of the environment.", file=sys.stderr)
     words = ["--smoke"] if chosen.smoke else []
     text = launcher(os.environ["REPOSITORY"], os.environ["COMMIT"], words, settings)
     chosen.folder.mkdir(parents=True, exist_ok=True)

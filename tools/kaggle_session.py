@@ -69,12 +69,17 @@ class Places(NamedTuple):
                    Path(ask("KAGGLE_SCRATCH", "/tmp")), Path(ask("KAGGLE_INPUT", "/kaggle/input")))
 
 
+def usual_hours(size: str, smoke: bool) -> float:
+    """Hours that a session takes at most if KAGGLE_HOURS is unset."""
+    return SMOKE_HOURS.get(size, SMALL_SMOKE_HOURS) if smoke else HOURS
+
+
 class Session:
     """What a session knows while it runs: places, clock, the environment of its children."""
 
     def __init__(self, places: Places, smoke: bool) -> None:
         size = os.environ.get("SIZE") or ("e2b" if smoke else "31b")
-        usual = SMOKE_HOURS.get(size, SMALL_SMOKE_HOURS) if smoke else HOURS
+        usual = usual_hours(size, smoke)
         try:
             hours = float(os.environ.get("KAGGLE_HOURS") or usual)
         except ValueError:
