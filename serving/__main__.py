@@ -27,6 +27,8 @@ def stop(folder: str) -> str:
     """End every server whose folder is this one, or is in it."""
     folders = {path.parent for path in Path(folder).rglob("server.*")}
     outcome = "no server was running"
+    if not Path(folder).is_dir():  # a slip of the pen must not look as if all had ended
+        outcome = f"no server was running: {folder} isn't a folder"
     for place in sorted(folders):
         if server.stop(place):
             outcome = "stopped"

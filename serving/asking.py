@@ -3,6 +3,7 @@ proxy."""
 
 import collections
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -76,7 +77,7 @@ def request(record: ServerRecord, path: str, payload: object = None, timeout: fl
         body = error.read().decode(errors="replace")
         message = environment.without_secrets(_message_of(body))
         raise UserError(f"{path}: HTTP {error.code}: {message[:300]}") from error
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:  # the second: it died while it answered
         reason = getattr(error, "reason", error)
         raise UserError(
             f"no server answers at {record.base_url} ({reason}). Run 05_serve_vllm.") from error

@@ -323,9 +323,13 @@ def _docker(
     mounts = []
     for source, target in folders:
         mounts += _mount(source, target)
+    named = [setting.partition("=")[0] for setting in options.environment]
     variables = []
-    for variable in ["HF_HUB_OFFLINE=1", READY, KEEP_OPEN, *options.environment, *more]:
+    for variable in ["HF_HUB_OFFLINE=1", READY, KEEP_OPEN, *options.environment]:
         variables += ["-e", variable]
+    for variable in more:
+        if variable.partition("=")[0] not in named:  # Docker takes the last: the options decide
+            variables += ["-e", variable]
 
     words = [
         "docker", "run", "--rm",

@@ -15,7 +15,8 @@ from serving.commands import VENV
 from serving.options import SHARE, Options
 from serving.results import Measurement
 from tables import hardware, physics
-from tables.architecture import read_config
+from tables.architecture import (
+    Config, layers, only_trained_for_four_bits, parameters, read_config, text_config)
 from tables.errors import UserError
 
 GIB = 2.0**30
@@ -86,8 +87,14 @@ def machine_of(options: Options, config: dict | None = None,
       dollars_per_hour: of all chips; 0: the published price, if there is one.
 
     Raises:
-      UserError: the CPU can't be calibrated.
+      UserError: the CPU can't be calibrated; or an accelerator serves, and the options name none.
     """
+    if not options.chip and options.engine != "cpu":
+        chips = ", ".join(hardware.CHIPS)
+        raise UserError(
+            f"engine={options.engine!r} needs a chip in 05's settings, because the floors come "
+            f"from its data sheet. There are {chips}. Write another one's into _CHIPS of "
+            "tables/hardware.py.")
     if not options.chip:
         return _this_cpu(options, config or read_config(options.model), dollars_per_hour)
     chip = hardware.chip(options.chip)
@@ -99,7 +106,7 @@ def machine_of(options: Options, config: dict | None = None,
     if options.chip == "h100" or not chip.int8:  # fp8 is as fast there, or it may be
         fast.append("fp8")
     peak = chip.flops
-    if options.quantization in fast:
+    if options.quantization in fast or _multiplies_in_eight_bits(config or {}):
         peak = chip.int8 or 2 * chip.flops  # no chip of the table gains more by smaller numbers
     of_a_chip = chip.dollars_per_hour or math.nan
     price = of_a_chip * options.chips
@@ -122,9 +129,11 @@ def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machin
     words = [str(VENV / "python"), "-c", probe]
     done = subprocess.run(words, capture_output=True, text=True, env=environment.for_child())
     if done.returncode:
+        why = f"its process ended with {done.returncode}"  # out of memory, it's killed and silent
         lines = done.stderr.strip().splitlines()
-        last = environment.without_secrets(lines[-1])
-        raise UserError(f"calibrating failed: {last}")
+        if lines:
+            why = environment.without_secrets(lines[-1])
+        raise UserError(f"calibrating failed: {why}")
 
     peak, bandwidth = map(float, done.stdout.split())
     copies = options.data_parallel
@@ -137,21 +146,110 @@ def _this_cpu(options: Options, config: dict, dollars_per_hour: float) -> Machin
 
 
 def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0) -> int:
-    """Bytes that one decode step of one copy must read: one for each number that's quantized, two
-    for any other."""
+    """Bytes that one decode step of one copy must read, at the least.
+
+    That's two for each number, or one if the server quantizes weights or cache. If the checkpoint
+    has its matrices in fewer bits (`_stored_bits`), those count, without their step sizes.
+    """
     weight = 2
     if options.quantization:
         weight = 1
     cached = 2
     if "8" in options.kv_cache_dtype:
         cached = 1
-    return physics.decode_bytes(config, batch, context, weight, cached, options.tensor_parallel)
+    plain = _unquantized(config)
+    read = physics.decode_bytes(plain, batch, context, weight, cached, options.tensor_parallel)
+    fewer_bits = 8 * weight - _stored_bits(config)
+    if fewer_bits > 0:
+        read -= parameters(plain)["matmul"] * fewer_bits // 8
+    return read
+
+
+def _quantization_of(config: Config) -> dict:
+    """The `quantization_config` of stored weights; {} if they're in bfloat16."""
+    text = config.get("text_config") or {}
+    quantized = config.get("quantization_config") or text.get("quantization_config")
+    if not isinstance(quantized, dict) or only_trained_for_four_bits(quantized):
+        return {}
+    return quantized
+
+
+def _stored_bits(config: Config) -> int:
+    """Bits of a stored weight of a layer's matrix: 16 in bfloat16.
+
+    compressed-tensors says it for each group of matrices, and the fewest count. Of what we can't
+    read we say four, so that no measurement is called impossible wrongly.
+    """
+    quantized = _quantization_of(config)
+    if not quantized:
+        return 16
+    fewest = 16
+    for group in _groups_of(quantized):
+        weights = group.get("weights") or {}
+        bits = weights.get("num_bits")
+        if type(bits) is not int:
+            return 4
+        fewest = min(fewest, bits)
+    return fewest
+
+
+def _groups_of(quantized: dict) -> list[dict]:
+    """How compressed-tensors says that groups of matrices are stored; another format has one group
+    that says nothing."""
+    groups = quantized.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        return [{}]
+    return list(groups.values())
+
+
+def _multiplies_in_eight_bits(config: Config) -> bool:
+    """Whether a stored model may be multiplied with numbers of eight bits, twice as fast."""
+    quantized = _quantization_of(config)
+    if not quantized:
+        return False
+    for group in _groups_of(quantized):
+        if not group or group.get("input_activations"):
+            return True
+    return False
+
+
+def _unquantized(config: Config) -> Config:
+    """The same model in bfloat16: fewer bits change neither its shapes nor its arithmetic."""
+    if not _quantization_of(config):
+        return config
+    plain = dict(config)
+    plain.pop("quantization_config", None)
+    if isinstance(plain.get("text_config"), dict):
+        text = dict(plain["text_config"])
+        text.pop("quantization_config", None)
+        plain["text_config"] = text
+    return plain
+
+
+def _first_token_flops(config: Config, tokens: int) -> int:
+    """FLOP from a prompt to the first token of its answer, at the least.
+
+    Layers that use an earlier layer's keys and values (E2B, E4B) leave nothing that a later token
+    needs. So only the prompt's last token has to go through them, and vLLM can do it like that
+    (`--kv-sharing-fast-prefill`).
+    """
+    plain = _unquantized(config)
+    text = text_config(plain)
+    per_layer_input = 3 * text["hidden_size"] * (text["hidden_size_per_layer_input"] or 0)
+    spared = 0  # multiplications
+    for layer in layers(plain):
+        if layer.owns_kv:
+            continue
+        matrices = per_layer_input + sum(module.size for module in layer.modules())
+        pairs = layer.pairs(tokens) - layer.keys(tokens)
+        spared += matrices * (tokens - 1) + 2 * layer.heads * layer.head_dim * pairs
+    return physics.prefill_flops(plain, tokens) - 2 * spared
 
 
 def ttft_floors(config: dict, input_len: int, starts: Sequence[float],
                 machine: Machine) -> tuple[float, float]:
     """Least possible TTFT in seconds: (one request alone, median of arrivals at `starts`)."""
-    work = physics.prefill_flops(config, input_len) / machine.peak
+    work = _first_token_flops(config, input_len) / machine.peak
     reading = step_bytes(config, machine.options) / machine.bandwidth
     alone = max(work, reading)
 
@@ -179,7 +277,7 @@ def tpot_floor(
       checked: tokens that a step computes for each request: with a drafter, its proposals and one.
     """
     moved = step_bytes(config, machine.options, batch, input_len)
-    flops = checked * physics.decode_flops(config, batch, input_len)
+    flops = checked * physics.decode_flops(_unquantized(config), batch, input_len)
     step = physics.tpot_floor(moved, machine.bandwidth, flops, machine.peak)
     return step / tokens
 
@@ -207,20 +305,28 @@ def floors(measurement: Measurement, machine: Machine, config: dict | None = Non
         "ttft_floor_ms": 1e3 * alone,
         "ttft_queue_floor_ms": 1e3 * queued,
         "tpot_floor_ms": 1e3 * step}
-    flag = _first_doubt(measurement, 1e3 * answered.ttft, floor)
+    flag = _first_doubt(measurement, answered, floor)
     return floor | {"flag": flag}
 
 
-def _first_doubt(measurement: Measurement, ttft: pd.Series, floor: dict[str, float]) -> str:
+def _first_doubt(
+        measurement: Measurement, answered: pd.DataFrame, floor: dict[str, float]) -> str:
     """What is wrong with a measurement, by its floors in milliseconds; "" if nothing is.
 
     Args:
-      ttft: milliseconds, of each answered request.
+      answered: of `Measurement.answered`.
     """
-    measured = (
+    ttft = 1e3 * answered.ttft
+    measured = [
         ("TTFT, the fastest request,", ttft.min(), floor["ttft_floor_ms"]),
-        ("TTFT, first come first served,", ttft.median(), floor["ttft_queue_floor_ms"]),
-        ("TPOT", measurement.percentile("tpot", 50), floor["tpot_floor_ms"]))
+        ("TTFT, first come first served,", ttft.median(), floor["ttft_queue_floor_ms"])]
+    longer = answered[answered.tokens > 1]  # one token has no gap, and vLLM then says 0 ms
+    if len(longer):
+        tpot = measurement.percentile("tpot", 50)
+        if measurement.series.speculation:  # steps of all, so the mean of all: some guess better
+            gaps = (longer.latency - longer.ttft) / (longer.tokens - 1)
+            tpot = 1e3 * gaps.mean()
+        measured.append(("TPOT", tpot, floor["tpot_floor_ms"]))
     for what, time, least in measured:
         if time >= least:
             continue

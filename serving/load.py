@@ -5,6 +5,7 @@ point is measured several times; every measurement is one JSON file that is kept
 later run.
 """
 
+import codecs
 import contextlib
 import itertools
 import json
@@ -89,12 +90,18 @@ def check_prompts(path: str | Path) -> int:
     line.
 
     Raises:
-      UserError: the file can't be read, or a line has no prompt.
+      UserError: the file can't be read, by us or by vLLM's `CustomDataset`, or a line has no
+        prompt.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}). Correct the path.") from error
+    if Path(path).suffix != ".jsonl":
+        raise UserError(f"{path}: vLLM's client only reads files that end in .jsonl. Rename it.")
+    if content.startswith(codecs.BOM_UTF8):
+        raise UserError(f"{path} begins with a byte order mark, which vLLM's client can't read. "
+                        f"Remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(str(path))}")
     count = 0
     for line in texts.json_lines(content):
         prompt = None
@@ -157,8 +164,13 @@ class Client(contextlib.AbstractContextManager):
             process = self.process or self._begin(log)
             path = Path(folder) / "result.json"
             place = ["--result-dir", folder, "--result-filename", path.name]
-            _send(process, [*arguments, *place])
-            if _is_done(process, log):
+            try:
+                _send(process, [*arguments, *place])
+                is_done = _is_done(process, log)
+            except BaseException:  # Ctrl-C: else the next run would read the end of this one
+                self.close()
+                raise
+            if is_done:
                 return json.loads(path.read_text())
         self.process = None
         status = process.wait()
@@ -293,6 +305,9 @@ class Bench(NamedTuple):
         if not result.get("completed"):
             why = _first_error(result)
             raise UserError(f"none of {point.requests} requests was answered: {why}")
+        if point.prompts and result["failed"]:  # a sweep says it beside the rate
+            why = _first_error(result)
+            print(f"{result['failed']} of {point.requests} requests failed: {why}")
 
         inputs, outputs = point.regime
         result["series"] = {
@@ -598,7 +613,8 @@ def _long_run(bench: Bench, part: pd.DataFrame, regime: Regime, rate: float) -> 
         measurement = replace(measured, lone=lone)
         table = rows([measurement], load.slo)
         delivered = float(table.delivered_rps.iloc[0])
-        share = share_kept(measurement, load.slo)
+        answered = measurement.completed / (measurement.completed + measurement.failed)
+        share = answered * share_kept(measurement, load.slo)  # no failed request kept it
         disturbed = is_contradicted(rate, delivered, part)
         overloaded = is_overloaded(rate, delivered)
 
@@ -607,6 +623,8 @@ def _long_run(bench: Bench, part: pd.DataFrame, regime: Regime, rate: float) -> 
             more = ", less than it has shown that it can: something else took the machine"
         elif overloaded:
             more = ": overloaded"
+        if measurement.failed:
+            more += f" ({measurement.failed} of {point.requests} requests failed)"
         name_of_point = at_rate(regime, rate)
         print(f"{name_of_point} for {measurement.duration:.0f} s: {share:.0%} within the "
               f"objective, {rounded(delivered):g}/s delivered{more}")

@@ -24,6 +24,18 @@ LEAST = {  # that these options can be
     "data_parallel": 1,
     "draft_tokens": 1}
 LAST_PORT = 65_535
+DECIDED = {  # flags of `vllm serve` whose values we rely on, and the options that set them
+    "--host": "host",
+    "--port": "port",
+    "--served-model-name": "name",
+    "--max-model-len": "max_model_len",
+    "--tensor-parallel-size": "tensor_parallel",
+    "-tp": "tensor_parallel",
+    "--data-parallel-size": "data_parallel",
+    "-dp": "data_parallel",
+    "--kv-cache-dtype": "kv_cache_dtype",
+    "--enable-prefix-caching": "prefix_caching",
+    "--no-enable-prefix-caching": "prefix_caching"}
 SPEEDLESS = ("name", "host", "port", "timeout", "base", "tools")  # these change no measurement
 ADAPTED = re.compile(  # the names of a PEFT file
     r"base_model\.model\.model\.(language_model\.)?"
@@ -123,6 +135,10 @@ class Options:
             del values["adapters"]
         if self.model_hash:
             del values["model"]
+        if self.docker:  # by its name: another version of this repository may take another
+            values["image"] = self.image or IMAGES[self.engine]
+        if self.drafter not in ("", "ngram"):  # trained again, it guesses better
+            values["drafter_files"] = file_states(self.drafter)
         return json.loads(json.dumps(values))
 
 
@@ -232,13 +248,22 @@ def _check_numbers(options: Options) -> None:
 
 
 def _check_flags(flags: tuple[str, ...]) -> None:
-    """Raise if a flag would show a secret to everyone who lists the processes.
+    """Raise if a flag shows a secret to everyone who lists the processes, or overrides an option.
+
+    vLLM takes the last of two equal flags, and those of `Options.flags` come last. Then we'd ask at
+    another port, or compute the floors of other chips.
 
     Raises:
-      UserError: one would.
+      UserError: one does.
     """
     for flag in flags:
         name = flag.partition("=")[0]
+        if name.startswith("--"):
+            name = name.replace("_", "-")  # as vLLM reads it
+        if name in DECIDED:
+            option = DECIDED[name]
+            raise UserError(f"flags has {name}, and the option {option} already says that. Set "
+                            f"{option}=... instead.")
         variable = name.lstrip("-").replace("-", "_")
         if name.startswith("--") and environment.is_secret(variable):
             raise UserError(

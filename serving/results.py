@@ -207,6 +207,7 @@ def delivered_rate(measurement: Measurement, lone: float) -> float:
         ends.append(start + latency)
     end = max(ends)
 
+    lone = min(lone, end - last)  # noise may have prolonged the request alone
     lead = max(0.0, duration - (end - first))
     loaded = max(duration - lead - lone, 1e-9)
     share = min(1.0, (last - first) / loaded)

@@ -7,6 +7,7 @@ its own. A server outlives the Python that started it.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import re
@@ -166,7 +167,8 @@ def _prepare_engine(options: Options) -> None:
         is_here = f"docker image inspect {image} >/dev/null 2>&1"
         prepare("sh", "-c", f"{is_here} || docker pull {image}")
     elif options.engine == "tpu":
-        prepare("bash", "setup.sh", "serve-tpu")
+        version = [word for word in options.environment if word.startswith("VLLM_TPU=")]
+        prepare("env", *version, "bash", "setup.sh", "serve-tpu")
     else:
         prepare("bash", "setup.sh", "serve")
 
@@ -191,8 +193,8 @@ def start(options: Options, folder: str | Path, wait: bool = True) -> ServerReco
     check(options)
     container = commands.container_of(folder)
     settings, words = commands.parts(options, container)
-    adapters = options.adapter_folders.values()
-    states = file_states(options.model, *adapters)
+    served = commands.folders_of(options).all()
+    states = file_states(*served)
     wanted = Identity(words, settings, states)
     with _terminable(), contextlib.ExitStack() as failed:
         failed.callback(stop, folder)
@@ -318,7 +320,7 @@ def _record_of(
         wanted: Identity) -> ServerRecord:
     """The record of a server that was started this moment."""
     reach = options.host
-    if options.host == "0.0.0.0":
+    if options.host in ("0.0.0.0", ""):  # both are every address
         reach = "127.0.0.1"
     container = ""
     if options.docker:
@@ -387,12 +389,17 @@ def _free_port(host: str, port: int) -> int:
     """A free port, or the one that is wanted if it is free.
 
     Raises:
-      UserError: it is in use.
+      UserError: it is in use, or this machine has no such address, or no right to this port.
     """
     try:
         with socket.create_server((host, port)) as probe:
             return probe.getsockname()[1]
     except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise UserError(
+                f"nobody can listen at host {host!r}, port {port} here ({error.strerror}). Take "
+                "127.0.0.1 (this machine only), 0.0.0.0 or another IPv4 address of it, and a port "
+                "from 1024 on (0: any).") from error
         raise UserError(
             f"port {port} on {host} is in use ({error.strerror}). See who: ss -ltnp "
             f"'sport = :{port}'. Stop it, or choose another port (0: any).") from error

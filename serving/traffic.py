@@ -126,7 +126,7 @@ def _ttfts(runs: Sequence[Measurement], chosen: np.ndarray) -> list[np.ndarray]:
     waits = []
     for run in runs:
         milliseconds = 1e3 * np.array(run.ttfts)
-        waits.append(milliseconds[chosen])
+        waits.append(milliseconds[chosen & _is_answered(run)])
     return waits
 
 
@@ -135,7 +135,13 @@ def _tpot(measurement: Measurement) -> np.ndarray:
     first = np.array(measurement.ttfts)
     decoding = np.array(measurement.latencies) - first
     gaps = np.array(measurement.output_lens) - 1
-    return 1e3 * decoding / np.maximum(gaps, 1)
+    milliseconds = 1e3 * decoding / np.maximum(gaps, 1)
+    return milliseconds[_is_answered(measurement)]
+
+
+def _is_answered(measurement: Measurement) -> np.ndarray:
+    """Of each request, whether it was answered: to one that failed, vLLM gives a wait of 0."""
+    return np.array([not error for error in measurement.errors])
 
 
 def _in_words(values: np.ndarray) -> str:

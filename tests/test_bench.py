@@ -7,19 +7,26 @@ import contextlib
 import csv
 import json
 import math
+import os
 import re
+import signal
+import sys
+import threading
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import a_server_record, ROOT, RUN, load
 
-from serving import Options, asking, limits, results, traffic
+from helpers import four_bits
+from serving import Options, asking, commands, limits, results, server, traffic
 from serving import load as bench
 from serving.load import Load
 from serving.results import Measurement
+from tables import physics
 from tables.errors import UserError
 from tables.hardware import chip
 
@@ -195,6 +202,78 @@ def test_a_warm_cache_and_a_token_faster_than_memory_are_flagged():
     )
 
 
+def test_a_checkpoint_in_four_bits_has_floors_of_its_own():
+    """Others got 36 tokens/s from a 31B in four bits on one v6e, of 80 by all that it stores."""
+    config = CONFIG | {"quantization_config": four_bits.METHOD}
+    v6e = limits.machine_of(Options(engine="tpu", model="m", chip="v6e"), config)
+    plain = limits.floors(of(inputs=1024, ttft=1.0, tpot=1 / 36), v6e, CONFIG)
+    assert plain["flag"].startswith("impossible: TPOT")
+    found = limits.floors(of(inputs=1024, ttft=1.0, tpot=1 / 36), v6e, config)
+    assert found["flag"] == "" and 10 < found["tpot_floor_ms"] < 1000 / 80
+    assert found["ttft_floor_ms"] == plain["ttft_floor_ms"], "as many operations"
+    unknown = CONFIG | {"quantization_config": {"quant_method": "another"}}
+    assert limits.step_bytes(unknown, v6e.options) == limits.step_bytes(config, v6e.options)
+    assert limits.machine_of(v6e.options, config).peak == v6e.peak == chip("v6e").flops
+    eight = {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}
+    both = CONFIG | {"quantization_config": {"config_groups": {"group_0": eight}}}
+    assert limits.machine_of(v6e.options, both).peak == chip("v6e").int8
+    assert limits.step_bytes(config, v6e.options) < limits.step_bytes(both, v6e.options)
+    trained = CONFIG | {"quantization_config": {"quant_type": "q4_0"}}  # Google's, in bfloat16
+    assert limits.step_bytes(trained, v6e.options) == limits.step_bytes(CONFIG, v6e.options)
+
+
+def test_only_the_last_token_has_to_go_through_layers_that_share_keys_and_values():
+    """`fast_prefill_forward` of vLLM's Gemma 4 does just that: the E2B's last 20 of 35 layers."""
+    e2b = json.loads((ROOT / "data/configs/gemma4_e2b.json").read_text())
+    text = e2b.get("text_config") or e2b
+    first = text | {"num_hidden_layers": 15, "num_kv_shared_layers": 0,
+                    "layer_types": text["layer_types"][:15]}
+    for tokens in (1, 600, 4096):
+        last = physics.decode_flops(text, 1, tokens) - physics.decode_flops(first, 1, tokens)
+        least = (physics.prefill_flops(first, tokens) + last) / MACHINE["tpu"].peak
+        alone, _ = limits.ttft_floors(e2b, tokens, [0.0], ENDLESS["tpu"])
+        assert alone == pytest.approx(least, rel=1e-12)
+    assert least < 0.6 * physics.prefill_flops(e2b, tokens) / MACHINE["tpu"].peak
+
+
+def test_an_accelerator_without_a_name_does_not_get_the_floors_of_this_cpu():
+    gpu = Options(engine="gpu-docker", model="m", tensor_parallel=2)
+    with pytest.raises(UserError, match="'gpu-docker' needs a chip.*h100") as caught:
+        limits.machine_of(gpu, CONFIG)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_calibration_that_is_killed_is_one_line(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -9 $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(limits, "VENV", tmp_path)
+    with pytest.raises(UserError, match="calibrating failed: its process ended with -9"):
+        limits.machine_of(CPU, CONFIG)
+
+
+def test_an_answer_of_one_token_has_no_pace_that_could_be_impossible():
+    one = of(inputs=1024, outputs=1, rate=1.0, ttft=1.0)
+    assert one.percentile("tpot", 50) == 0, "as vLLM says it"
+    assert limits.floors(one, MACHINE["tpu"], CONFIG)["flag"] == ""
+
+
+def test_a_drafter_that_guesses_well_for_most_requests_is_not_impossible():
+    """Three of five get five tokens a step, the others one; a step takes twice its floor."""
+    slow = 2 * limits.tpot_floor(CONFIG, 1024, MACHINE["tpu"])
+    result = point(1024, 101, 1.0, requests=5, ttft=1.0)
+    gaps = [slow / 5] * 3 + [slow] * 2
+    latencies = [1.0 + 100 * gap for gap in gaps]
+    finish(result, result["start_times"], [1.0] * 5, latencies, 101, [""] * 5)
+    result["p50_tpot_ms"] = 1e3 * slow / 5
+    tokens = 5 * 100 / (3 * 20 + 2 * 100)  # of all, by all steps
+    result["series"]["speculation"] = {"tokens per step": tokens}
+    assert limits.floors(Measurement.of(result), MACHINE["tpu"], CONFIG)["flag"] == ""
+    result["series"]["speculation"] = {"tokens per step": tokens / 2.1}
+    flag = limits.floors(Measurement.of(result), MACHINE["tpu"], CONFIG)["flag"]
+    assert flag.startswith("impossible: TPOT")
+
+
 def test_floors_chips_and_price_follow_the_servers_options():
     full, second = load("05_serve_vllm.py", "FULL", "SECOND")
     v6e, eight = chip("v6e"), limits.machine_of(full, CONFIG)
@@ -351,6 +430,14 @@ def test_the_gap_before_the_first_request_is_no_time_of_load_for_a_queue():
     assert min(given) > 9.85 and max(given) < 10.2 and np.std(given) < 0.08
     kept = [results.delivered_rate(measured_queue(2, seed), 0.1) for seed in range(40)]
     assert min(kept) > 1.98 and max(kept) <= 2.001, "who keeps up needs the gap: n gaps, n requests"
+
+
+def test_no_run_delivers_less_than_nothing_because_a_request_alone_was_slow():
+    """Noise made the five requests alone slow; a whole run is shorter than one of them."""
+    run = of(rate=100.0, requests=10, ttft=0.1, tpot=0.001)
+    assert run.duration == pytest.approx(0.253)
+    for lone in (0.2, 0.26, 0.3, 10.0):
+        assert 39 < results.delivered_rate(run, lone) < 112
 
 
 # -- The sweep -------------------------------------------------------------------------------------
@@ -516,6 +603,36 @@ def test_a_server_that_dies_leaves_the_finished_points(idle, tmp_path):
     assert kept == 5 and len(rest.calls) == len(measured) + 3 - kept, "a request alone, two bursts"
 
 
+CLIENT = """
+import json, sys, time
+from pathlib import Path
+for line in sys.stdin:
+    words = json.loads(line)
+    if words[0] == "long":
+        time.sleep(2)
+    place = Path(words[words.index("--result-dir") + 1])
+    (place / "result.json").write_text(json.dumps({"run": words[0]}))
+    print("vllm-cpu: done", flush=True)
+"""
+
+
+def test_a_run_that_was_interrupted_is_not_taken_for_the_next_one(tmp_path, monkeypatch):
+    """06 says: if you interrupt the search, it continues where it was."""
+    script = tmp_path / "client.py"
+    script.write_text(CLIENT)
+    monkeypatch.setattr(commands, "LAUNCHER", script)
+    monkeypatch.setattr(commands, "VENV", Path(sys.executable).parent)
+    monkeypatch.setattr(server, "prepare", lambda *words: None)
+    monkeypatch.setattr(server, "current", lambda folder: RECORD)
+    with bench.Client(tmp_path) as client:
+        assert client.run(["first"]) == {"run": "first"}
+        interrupt = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.run(["long"])
+        assert client.run(["second"]) == {"run": "second"}
+
+
 def test_a_point_waits_until_the_server_is_idle(monkeypatch):
     """What an interrupted client still has running is not measured as ours."""
     pages = iter([(3, 2), (1, 0), (0, 0)])
@@ -639,6 +756,26 @@ def test_a_price_is_confirmed_by_a_long_run_or_the_next_lower_rate_is_taken(idle
     assert runs[1].measurement.raw["num_prompts"] == 4200, "600 s"
     brief, = bench.confirm(Slowly(), CPU, replace(load, long=1.0), tmp_path / "b", table)
     assert brief.measurement.raw["num_prompts"] == 80, "20 latencies of half a second, at 8/s"
+
+
+class Refusing(Slowly):
+    """The same server, which refuses one request in twelve."""
+
+    def run(self, arguments):
+        result = super().run(arguments)
+        n = result["num_prompts"]
+        errors = ["Bad Request" if k % 12 == 6 else "" for k in range(n)]
+        return finish(result, result["start_times"], result["ttfts"], result["latencies"], 64,
+                      errors)
+
+
+def test_a_request_that_failed_in_a_long_run_did_not_keep_the_objective(idle, tmp_path, capsys):
+    table = repeats_of({4.0: [4.0] * 3, 7.0: [7.0] * 3, 12.0: [9.0] * 3})
+    load = replace(TINY, slo=(500, 30), long=60.0)
+    run, = bench.confirm(Refusing(), CPU, load, tmp_path, table)
+    assert run.share == pytest.approx(11 / 12) and run.held
+    told = capsys.readouterr().out
+    assert "92% within the objective" in told and "(35 of 420 requests failed)" in told
 
 
 def test_requests_pile_up_only_beyond_what_the_server_can_do():
@@ -852,6 +989,19 @@ def test_a_difference_counts_only_outside_of_everything_that_was_seen_without_th
     assert again["cache on"][0] == "120 (45 to 240)", "of both runs"
 
 
+def test_a_request_that_failed_waited_for_nothing_and_is_no_fast_one(idle, tmp_path, capsys):
+    off, on = of(requests=4, ttft=0.2), of(requests=4, ttft=0.3, failed=1)
+    table = traffic.compare([off], [on], [0, 0, 128, 128])
+    assert table["cache on"].tolist() == ["300 (300 to 300)", "300 (300 to 300)", "10 (10 to 10)"]
+    assert table["with the cache"][:2].tolist() == ["longer", "longer"]
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "a"}\n')
+    client = types.SimpleNamespace(record=RECORD, run=lambda words: point(requests=4, failed=1))
+    here = bench.Bench(client, CPU, TINY, tmp_path)
+    here.measure(bench.Point((256, 64), 4, 4, prompts=own), "own")
+    assert capsys.readouterr().out == "1 of 4 requests failed: refused\n"
+
+
 def test_the_lines_of_the_guide_ask_both_servers_in_turn(monkeypatch, tmp_path, capsys):
     """As they stand there, with two servers of which the one with the cache is quicker."""
     guide = (ROOT / "docs/SERVING.md").read_text()
@@ -972,9 +1122,22 @@ def test_a_kept_measurement_of_another_shape_is_measured_again(idle, tmp_path, c
 
 
 def test_a_file_of_prompts_is_read_as_json_lines_are(tmp_path):
+    """By pandas, too, which vLLM's client reads it with."""
     own = tmp_path / "own.jsonl"
-    own.write_bytes(b'\xef\xbb\xbf{"prompt": "a\xe2\x80\xa8b\xc2\x85"}\r\n\n{"prompt": "c"}\n\n')
+    content = b'{"prompt": "a\xe2\x80\xa8b\xc2\x85"}\r\n\n{"prompt": "c"}\n\n'
+    own.write_bytes(content)
     assert bench.check_prompts(own) == 2
+    assert pd.read_json(own, lines=True).prompt.tolist() == ["a\u2028b\x85", "c"]
+    own.write_bytes(b"\xef\xbb\xbf" + content)
+    with pytest.raises(ValueError):
+        pd.read_json(own, lines=True)
+    with pytest.raises(UserError, match="byte order mark.*Remove it: sed") as caught:
+        bench.check_prompts(own)
+    fixed = str(caught.value).split("Remove it: ")[1]
+    assert os.system(fixed) == 0 and bench.check_prompts(own) == 2
+    text = own.rename(tmp_path / "own.txt")
+    with pytest.raises(UserError, match="own.txt: vLLM's client only reads .* .jsonl"):
+        bench.check_prompts(text)
     with pytest.raises(ValueError, match="none.jsonl cannot be read"):
         bench.check_prompts(tmp_path / "none.jsonl")
 

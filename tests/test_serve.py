@@ -28,7 +28,7 @@ import pytest
 from conftest import a_server_record, ROOT, SERVE, load, needs_serve, program
 
 import serving
-from serving import Options, asking, commands, environment, flags, processes, server
+from serving import Options, asking, commands, environment, flags, processes, server, v5e
 from serving import load as bench
 from serving import options as serve
 from serving.records import ServerRecord
@@ -248,6 +248,9 @@ def test_a_container_gets_the_merged_model_and_keeps_the_compile_cache(adapter, 
     assert "vllm-xla-cache:/xla_cache" in tpu
     assert "VLLM_XLA_CACHE_PATH=/xla_cache" in tpu and "--privileged" in tpu
     assert "--gpus" in gpu and "--privileged" not in gpu
+    own = replace(PAGE["FULL"], model=MODEL, environment=("VLLM_XLA_CACHE_PATH=/own",))
+    told = commands.command(own)
+    assert "VLLM_XLA_CACHE_PATH=/own" in told and "VLLM_XLA_CACHE_PATH=/xla_cache" not in told
     assert gpu[gpu.index("--max-lora-rank") + 1] == "64", "the next rank that vLLM accepts"
     assert f"type=bind,source={drafter},target=/drafter,readonly" in drafted
     assert pip[0] == "env" and pip[pip.index("serve") - 1].endswith(".venv-serve-tpu/bin/vllm")
@@ -289,6 +292,59 @@ def test_what_cannot_be_served_is_said_in_one_line_before_anything_starts(
             serving.start(options, tmp_path / "serve")
         assert "\n" not in str(caught.value) and not (tmp_path / "serve").exists()
     serve.check(replace(tpu, drafter=same))
+
+
+@pytest.mark.parametrize("flags, words", [
+    (("--port", "9000"), "flags has --port, and the option port already says that"),
+    (("--max_model_len=8",), "flags has --max-model-len, and the option max_model_len"),
+    (("-tp", "4"), "Set tensor_parallel=... instead"),
+    (("--enable-prefix-caching",), "Set prefix_caching=... instead"),
+])
+def test_a_flag_that_overrides_an_option_is_refused(fake, flags, words):
+    """vLLM takes the last one: 06 asked at another port, or took floors of other chips."""
+    options, folder = fake
+    with pytest.raises(UserError, match=words):
+        serving.start(replace(options, flags=flags), folder)
+    assert not folder.exists()
+
+
+FLAGS = """
+import json, sys
+sys.path.insert(0, ".")
+from serving.vllm_cpu import patch_version
+patch_version()
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+same, plain = {}, []
+for action in make_arg_parser(FlexibleArgumentParser())._actions:
+    names = action.option_strings
+    same.update(dict.fromkeys(names, action.dest))
+    is_number = action.type in (int, float) or getattr(action.type, "__name__", "") == "parse_type"
+    if action.nargs == 0 or is_number:
+        plain += names
+print(json.dumps([same, plain]))
+"""
+
+
+@needs_serve
+def test_no_flag_of_vllm_is_refused_as_a_secret_that_cannot_hold_one():
+    """A switch or a number holds none, whatever its name says."""
+    done = program(SERVE, "-c", FLAGS)
+    assert done.returncode == 0, done.stderr[-2000:]
+    same, plain = json.loads(done.stdout.splitlines()[-1])
+    assert set(serve.DECIDED) <= set(same)
+    known = set(serve.DECIDED.values())
+    decided = {same[flag] for flag in serve.DECIDED}
+    assert len(decided) == len(known)
+    assert {"--allow-credentials", "--long-prefill-token-threshold"} <= {
+        name for name in same if environment.SECRET.search(name.lstrip("-").replace("-", "_"))}
+    for name in set(same) - set(serve.DECIDED):
+        flags = (name, "8")
+        if name in ("--api-key", "--hf-token"):
+            with pytest.raises(UserError, match="every process list shows"):
+                serve.check(Options(model="m", flags=flags))
+        else:
+            serve.check(Options(model="m", flags=flags))
 
 
 def test_a_drafter_or_adapter_of_another_shape_is_one_line_with_the_file_s_name(tmp_path, adapter):
@@ -449,6 +505,34 @@ def test_a_server_is_started_found_reused_replaced_and_ended(fake, capsys):
     assert not any(map(alive, processes.members(again))) and not (folder / "server.json").exists()
 
 
+def test_another_version_of_vllm_is_another_server_and_another_measurement(monkeypatch):
+    """06 starts what 05 left in options.json, and a shell of its own has no VLLM_TPU."""
+    monkeypatch.delenv("VLLM_TPU", raising=False)
+    tries = [replace(v5e.PLANNED, model="m", **attempt.changes) for attempt in v5e.TRIES]
+    assert len({json.dumps(options.measured()) for options in tries}) == len(tries)
+    asked = []
+    monkeypatch.setattr(server, "prepare", lambda *words: asked.append(words))
+    for options in tries:
+        server._prepare_engine(options)
+    assert ["VLLM_TPU=0.28.0" in words for words in asked] == [False] * 4 + [True]
+    docker = Options(engine="tpu-docker", model="m").measured()
+    monkeypatch.setitem(serve.IMAGES, "tpu-docker", "vllm/vllm-tpu:v0.33.0")
+    assert Options(engine="tpu-docker", model="m").measured() != docker
+
+
+def test_another_drafter_in_the_same_folder_is_another_server_and_another_measurement(
+    fake, tmp_path
+):
+    options, folder = fake
+    options = replace(options, drafter=folder_of(tmp_path / "draft", config={"model_type": "x"}))
+    record = serving.start(options, folder)
+    assert serving.start(options, folder).pid == record.pid
+    before = options.measured()
+    (tmp_path / "draft" / "model.safetensors").write_text("trained again")
+    assert serving.start(options, folder).pid != record.pid
+    assert options.measured() != before, "06 would show what the old one guessed"
+
+
 def test_a_server_on_the_cpu_lets_its_clients_go_first(fake):
     record = serving.start(*fake)
     assert os.getpriority(os.PRIO_PROCESS, 0) < server.BEHIND, "else this says nothing"
@@ -531,6 +615,32 @@ def test_a_port_in_use_is_one_line(fake):
         ):
             serving.start(replace(options, port=port), folder)
     assert not (folder / "server.json").exists()
+
+
+@pytest.mark.parametrize("host, why", [
+    ("::1", "Address family"), ("192.0.2.1", "Cannot assign"), ("no.such.invalid", "")])
+def test_an_address_that_this_machine_has_not_is_not_called_in_use(fake, host, why):
+    options, folder = fake
+    with pytest.raises(UserError, match=f"nobody can listen at host '{host}'.*{why}") as caught:
+        serving.start(replace(options, host=host), folder)
+    assert "in use" not in str(caught.value) and not (folder / "server.json").exists()
+
+
+def test_a_server_that_dies_while_it_answers_is_one_line():
+    """It promised a hundred bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def answer():
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nvllm:")
+
+        threading.Thread(target=answer, daemon=True).start()
+        dying = replace(RECORD, base_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(UserError, match="no server answers at .*Incomplete"):
+            asking.request(dying, "/metrics")
+        assert not asking.healthy(dying)
 
 
 WAITING = """
@@ -993,6 +1103,8 @@ def test_a_server_by_hand(fake):
     assert "holds 3 instead of an object with fields" in say("status").stderr
     assert say("stop").stdout == "stopped\n" and say("stop").stdout == "no server was running\n"
     assert "python -m serving start|status|stop FOLDER" in say("restart").stderr
+    folder = folder / "other"
+    assert say("stop").stdout == f"no server was running: {folder} isn't a folder\n"
 
 
 # -- Docker, by a stand-in -------------------------------------------------------------------------
