@@ -244,9 +244,10 @@ print(f"{leaks.trained:,} different trained modules; references among them: {len
 exam.warn_of_other_exam(meta.evaluation, cfg.problems)
 
 # %% [markdown]
-# A 0 means that no reference was copied. This check can't see near copies, and the tiny exam has some: passing it
-# proves only that the model has learned these kinds of modules ([02](02_data.ipynb), section 4). And a downloaded base
-# has probably read HDLBits, the public collection of exercises that verilog-eval's problems come from.
+# A 0 means that no reference was copied into the packed rows that we read, the first 20,000. This check can't see near
+# copies, and the tiny exam has some: passing it proves only that the model has learned these kinds of modules
+# ([02](02_data.ipynb), section 4). And a downloaded base has probably read HDLBits, the public collection of exercises
+# that verilog-eval's problems come from.
 #
 # **Passing an exam that you've read proves nothing, so look before you ask.**
 #

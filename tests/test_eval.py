@@ -218,6 +218,21 @@ def test_the_official_rule_is_verilog_evals_own(interface):
             assert [line for line in code.splitlines() if line.strip()] == wanted, text
 
 
+@pytest.mark.parametrize("answer", [f"[BEGIN]\n{TOP}\n[DONE]", f"```verilog\n{TOP}\n```", TOP])
+@pytest.mark.parametrize("idea", ["Let me see.", f"[BEGIN]\n{TOP} // draft\n[DONE]",
+                                  f"```\n{TOP} // draft\n```"])
+def test_the_official_rule_never_sees_a_thought(answer, idea):
+    """verilog-eval asks APIs that keep it apart; here it stands before the answer, on one line."""
+    told = f"<|channel>thought\n{idea}\n<channel|>{answer}"
+    code, _ = extraction.extract_official(told)
+    assert code is not None and code.strip() == TOP
+    if CHECKOUT:
+        lines = [line for line in code.splitlines() if line.strip()]
+        assert lines == official_code(answer, "")
+    cut = told.partition("<channel|>")[0]
+    assert extraction.extract_official(cut) == (None, "thought never ends")
+
+
 def test_where_the_two_rules_differ():
     """07's questions: drafts, a fence between marks, a mark that is missing."""
     other = TOP.replace(";", "; wire draft;", 1)
@@ -240,6 +255,37 @@ def test_questions_of_ones_own(tmp_path):
     path.write_text('{"question": "x"}\n')
     with pytest.raises(ValueError, match="line 1: give each line as"):
         exams.questions(path)
+
+
+def test_a_score_sees_an_answer_without_its_thought(tmp_path):
+    """A model that was trained to think thinks here, too: every exact score once was 0."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "2 + 2?", "answer": "4"}\n')
+    bench = exams.questions(path, lambda question, answer, wanted: float(answer == wanted))
+    texts = ["<|channel>thought\n4? Or 5?\n<channel|>4", "<think>5</think>\n4\n", "4",
+             "<|channel>thought\n4"]
+    graded = [scores.grade(bench, {"00001": [text]})[0] for text in texts]
+    assert graded == [1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, 50, -0.1, "much"])
+def test_a_score_that_is_none_is_an_error(tmp_path, value):
+    """A score without `return` gave None, the mean NaN, and the comparison p = 0."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "2 + 2?", "answer": "4"}\n')
+    bench = exams.questions(path, lambda question, answer, wanted: value)
+    with pytest.raises(UserError, match=f"score returned {value} .*00001.* from 0 to 1"):
+        scores.grade(bench, {"00001": ["4"]})
+
+
+def test_an_empty_reference_is_in_every_answer(tmp_path):
+    """So `contains` refuses it. A score of one's own may do without, and 02 reads no answer."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"question": "2 + 2?", "answer": " "}\n')
+    with pytest.raises(UserError, match="The answer to '2 . 2.' is empty in your file"):
+        scores.grade(exams.questions(path), {"00001": ["5"]})
+    own = exams.questions(path, lambda question, answer, wanted: 0.5)
+    assert list(scores.grade(own, {"00001": ["5"]})) == [0.5]
 
 
 def test_a_file_of_questions_may_hold_what_json_lines_may_hold(tmp_path):

@@ -751,6 +751,14 @@ def test_broken_problems_are_named_once_before_answers_are_judged(capsys, monkey
     assert re.search(r"1 of 3 .*Icarus \d+\.\d+ can't compile their own .*\(Prob998\)$", said)
 
 
+def test_what_icarus_is_sorry_for_is_the_reason():
+    """It once was "the testbench never reported", though no testbench had run."""
+    problem = PROBLEMS["Prob041_dff8r"]
+    code = right(problem).replace("endmodule", "wire z = clk inside {0, 1};\nendmodule")
+    verdict = judge.judge(problem, code, QUICK)
+    assert verdict.passed or (verdict.category == "compile" and "sorry" in verdict.detail), verdict
+
+
 def test_a_compiler_that_fails_is_no_verdict_on_an_answer(tmp_path, monkeypatch):
     for name in ("iverilog", "vvp"):
         (tmp_path / name).write_text(

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appendix.qlora_runs import seed_interval
-from verilog.stats import holm, interval, sign_flip_p
+from tables.errors import UserError
+from verilog.stats import compare, holm, interval, pass_at_k, score, sign_flip_p
 
 
 def brute_force(values):
@@ -25,6 +26,25 @@ def test_holm_by_hand():
     assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
     assert holm([2e-5, 2e-5, 0.068, 2e-5, 0.031, 1.0]) == pytest.approx(
         [12e-5, 12e-5, 0.136, 12e-5, 0.093, 1.0])
+
+
+def test_pass_at_k_is_the_share_of_picks_with_a_pass():
+    for n in range(1, 7):
+        for passing, k in itertools.product(range(n + 1), range(1, n + 1)):
+            picks = [min(pick) < passing for pick in itertools.combinations(range(n), k)]
+            assert pass_at_k(n, passing, k) == pytest.approx(np.mean(picks))
+
+
+@pytest.mark.parametrize("n, passing, k", [(2, 1, 5), (2, 3, 1)])
+def test_pass_at_k_of_too_few_answers_is_one_line(n, passing, k):
+    with pytest.raises(UserError, match=f"pass@{k} can't be estimated"):
+        pass_at_k(n, passing, k)
+
+
+def test_scores_of_other_problems_are_no_pairs():
+    """numpy once compared the one score with each of the three."""
+    with pytest.raises(UserError, match="1 and 3 scores can't be compared"):
+        compare([0.5], [1.0, 0.0, 1.0])
 
 
 @settings(deadline=None)
@@ -57,6 +77,20 @@ def test_interval_covers_the_truth_about_as_often_as_it_says():
 def test_interval_of_values_that_do_not_vary():
     assert interval([1.0] * 5) == (1.0, 1.0, 1.0) and interval([0.5]) == (0.5, 0.5, 0.5)
     assert interval([0, 1, 1, 0, 1], seed=4) == interval([0, 1, 1, 0, 1], seed=4)
+
+
+@pytest.mark.parametrize("n", [1, 7, 38, 156])
+def test_scores_that_are_all_0_or_all_1_have_the_exact_interval(n):
+    """Clopper and Pearson: the share p with which none of n passes in one case of forty."""
+    lost = 0.025 ** (1 / n)
+    assert score([0.0] * n) == pytest.approx((0.0, 0.0, 1 - lost))
+    assert score([1.0] * n) == pytest.approx((1.0, lost, 1.0))
+
+
+def test_other_scores_have_the_bootstrap_interval():
+    mixed = [0.0, 0.2, 1.0, 1.0]
+    assert score(mixed) == interval(mixed)
+    assert score([0.4] * 5) == pytest.approx((0.4, 0.4, 0.4))
 
 
 def test_three_seeds_say_less_than_their_problems():

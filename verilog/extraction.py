@@ -284,11 +284,17 @@ def extract_official(text: str, interface: str = "") -> Extracted:
     code-complete: the first fenced block of two fence lines or more, else the text from
     `module TopModule` to the first `endmodule`. code-complete puts `interface` before an answer
     that has no module of its own.
+
+    sv-generate gets its answers from an API that keeps the thought apart, and so never sees one. We
+    get both in one text, so the thought that an answer begins with is cut off first.
     """
     def has_begin(line: str) -> bool:
         return line.lstrip().startswith("[BEGIN]")
 
-    lines = text.splitlines()
+    thought = split_thought(text)
+    if not thought.closed:
+        return Extracted(None, "thought never ends")
+    lines = thought.rest.splitlines()
     begin = first_place(lines, has_begin)
     if begin < len(lines) and not interface:
         return official_marks(lines[begin:])

@@ -485,9 +485,10 @@ def _examine(folder: Path, exam: _Exam, code: str, limits: Limits) -> _Recorded:
     letter, why, _ = analyze(log)
     program = folder / "exam"
     if status or not program.exists():
-        if letter in ".RT":
+        if letter in ".RT":  # Icarus says sorry for what it doesn't know, and not error
             letter = "C"
-            why = f"iverilog ended with {status}: {why}"
+            first_line = log.strip().partition("\n")[0]
+            why = f"iverilog ended with {status}: {first_line[:150]}"
         verdict = _verdict(letter, why, code, log)
         return _Recorded(verdict)
 

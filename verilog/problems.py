@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tables.errors import UserError
-from tables.texts import JsonLine, json_lines
+from tables.texts import JsonLine, json_lines, split_thought
 
 Pair = tuple["Problem", str | None]  # a problem, and what counts of an answer to it; None: nothing
 Grade = Callable[[Sequence[Pair]], list[float]]
@@ -84,8 +85,15 @@ def read_part(folder: Path, name: str, suffix: str) -> str:
 # ---- Another benchmark than Verilog ----
 
 def contains(question: str, answer: str, reference: str) -> float:
-    """1.0 where the reference stands somewhere in the answer, whatever its case."""
+    """1.0 where the reference stands somewhere in the answer, whatever its case.
+
+    Raises:
+      UserError: the reference is empty, so every answer would contain it.
+    """
     wanted = _words(reference)
+    if not wanted:
+        raise UserError(f"The answer to {question[:80]!r} is empty in your file, so whatever a "
+                        "model says contains it. Write an answer, or give a score of your own.")
     given = _words(answer)
     return float(wanted in given)
 
@@ -116,7 +124,8 @@ def questions(path: str | Path, score: Score = contains) -> Benchmark:
 
     Args:
       path: the file (.jsonl, UTF-8). An answer may be a number; blank lines are skipped.
-      score: score(question, answer, reference) -> float from 0 to 1; your own, or `contains`.
+      score: score(question, answer, reference) -> float from 0 to 1; your own, or `contains`. An
+        answer comes without a thought that it begins with.
 
     Raises:
       UserError: there is no such file, no line, or one without these two texts.
@@ -142,19 +151,33 @@ def questions(path: str | Path, score: Score = contains) -> Benchmark:
 
 
 def stripped(text: str, question: Problem) -> str | None:
-    """An answer without the space around it; None if nothing is left."""
-    return text.strip() or None
+    """An answer without a thought before it and the space around it; None if nothing is left."""
+    return split_thought(text).rest.strip() or None
+
+
+def is_share(value: Any) -> bool:
+    """Is it a number from 0 to 1? None, NaN and percents aren't."""
+    try:
+        return 0 <= float(value) <= 1
+    except (TypeError, ValueError):
+        return False
 
 
 def graded_by(score: Score) -> Grade:
-    """Grade each answer by `score`; no answer scores 0."""
+    """Grade each answer by `score`; no answer scores 0.
+
+    The grading raises UserError if `score` returns anything but a number from 0 to 1.
+    """
     def grade(pairs: Sequence[Pair]) -> list[float]:
         values = []
         for question, answer in pairs:
             value = 0.0
             if answer:
                 value = score(question.prompt, answer, question.reference)
-            values.append(value)
+            if not is_share(value):
+                raise UserError(f"score returned {value} for the answer to question "
+                                f"{question.name}. It has to return a number from 0 to 1.")
+            values.append(float(value))
         return values
     return grade
 

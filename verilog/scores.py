@@ -217,7 +217,7 @@ def is_late(verdict: Verdict) -> bool:
 
 
 def per_problem_csv(frame: pd.DataFrame, path: Path) -> None:
-    """A CSV as verilog-eval writes it: plan, problem, passed, answers, rate, and its letters."""
+    """A CSV with plan, problem, passed, answers, rate, and verilog-eval's letters."""
     groups = frame.sort_values("index").groupby(["plan", "problem"])
     passed = groups.passed
     letters = groups.letter.agg(joined_letters)

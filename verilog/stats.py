@@ -8,6 +8,8 @@ import numpy as np
 import scipy.stats
 from numpy.typing import ArrayLike, NDArray
 
+from tables.errors import UserError
+
 Interval = tuple[float, float, float]  # mean, low, high
 
 
@@ -22,7 +24,14 @@ class Comparison(TypedDict):
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased pass@k for a problem with c passing answers of n."""
+    """Unbiased pass@k for a problem with c passing answers of n.
+
+    Raises:
+      UserError: k answers can't be picked from n, or more than n pass.
+    """
+    if k > n or c > n:
+        raise UserError(f"pass@{k} can't be estimated from {c} passing answers of {n}: it takes at "
+                        f"least {k} answers, and no more can pass than there are.")
     all_fail = math.comb(n - c, k)  # choices of k answers of which none passes
     choices = math.comb(n, k)
     return 1.0 - all_fail / choices
@@ -50,9 +59,15 @@ def compare(first: ArrayLike, second: ArrayLike) -> Comparison:
 
     Args:
       first, second: their scores, one a problem, in the same order.
+
+    Raises:
+      UserError: there aren't equally many.
     """
     before = np.asarray(first, float)
     after = np.asarray(second, float)
+    if before.shape != after.shape:
+        raise UserError(f"{before.size} and {after.size} scores can't be compared in pairs. Give "
+                        "one a problem for each of the two models.")
     differences = after - before
     return {
         "first": score(first),
