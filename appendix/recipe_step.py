@@ -24,6 +24,7 @@ from appendix import steps
 from helpers import gemma
 from helpers.run import phase, write_text
 from tables.hardware import SLICES
+from tables.stored import config_of
 from tpu_time import compiler
 
 STORED = steps.FOLDER / "recipe_py.csv"
@@ -62,7 +63,7 @@ CASES = (
 
 def lower(case: Case) -> jax.stages.Lowered:
     """The step that `recipe.make_steps` makes, lowered for an abstract model."""
-    config = gemma.config_from_hf(steps.config_file(case.size))
+    config = gemma.config_from_hf(config_of(case.size))
     config.dtype = jnp.dtype("bfloat16")
     mesh = gemma.make_mesh(config, devices=compiler.devices_of(case.topology))
     base = gemma.abstract_base(config, mesh)

@@ -40,6 +40,7 @@ from helpers import gemma, programs, quantized, train
 from helpers.run import phase, write_text
 from tables import architecture
 from tables.hardware import SLICES
+from tables.stored import config_of
 from tpu_time import clock, compiler, links, report, tape
 from tpu_time.clock import Prediction
 
@@ -165,14 +166,9 @@ def real_tokens(recipe: Recipe) -> float:
 # ── the steps ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def config_file(size: str) -> str:
-    """The stored config of a real model."""
-    return f"data/configs/gemma4_{size}.json"
-
-
 def model_config(recipe: Recipe) -> ModelConfig:
     """Tunix's config of the real model, from data/configs/; fewer layers if asked."""
-    config = gemma.config_from_hf(config_file(recipe.size))
+    config = gemma.config_from_hf(config_of(recipe.size))
     config.dtype = jnp.dtype(recipe.compute_dtype)
     if recipe.layers:  # the last ones of the pattern: a full-attention layer is among them
         config.num_layers = recipe.layers
@@ -185,7 +181,7 @@ def mesh_shape(recipe: Recipe) -> tuple[int, int]:
     if recipe.mesh:
         fsdp, tp = recipe.mesh.split("x")
         return int(fsdp), int(tp)
-    config = architecture.read_config(config_file(recipe.size))
+    config = architecture.read_config(config_of(recipe.size))
     return architecture.choose_mesh(config, SLICES[recipe.topology].chips)
 
 
@@ -227,7 +223,7 @@ def recipe_for(cfg: train.Settings, size: str, topology: str, length: int,
       size, topology: of the model, and of the slice.
       length, trained: tokens of a row, and how many of them are trained at most.
     """
-    config = architecture.read_config(config_file(size))
+    config = architecture.read_config(config_of(size))
     most_tp = architecture.choose_mesh(config, SLICES[topology].chips)
     fsdp, tp = cfg.mesh or most_tp
     mesh = "" if (fsdp, tp) == most_tp else f"{fsdp}x{tp}"

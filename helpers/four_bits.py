@@ -73,8 +73,8 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     give it -7, -6, -5 and -4. The group keeps the scale that loses least. That's why the weights of
     google's `-qat-q4_0-unquantized` models come back: they lie on four-bit steps already, but the
     largest of a group isn't always at 8 (measured on google's files by
-    github.com/xbill9/gemma4-dev, `jev-tpu-31b/repack_q4_0.py`). A largest weight at 3, 2 or 1 is
-    one at 6, 4 or 4 of half or a quarter of the step.
+    github.com/xbill9/gemma4-dev, `jev-tpu-31b/repack_q4_0.py`). Where it stands at 3, half the step
+    puts it at 6; where it stands at 2 or 1, half or a quarter of the step puts it at 4.
 
     Args:
       rows: [m, in] in any float type; `in` is a multiple of `GROUP`.

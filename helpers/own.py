@@ -27,6 +27,7 @@ from helpers import chat, data, gemma, run, style
 from helpers.chat import Message
 from helpers.records import thinks
 from helpers.run import UserError
+from tables.texts import split_thought
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -467,14 +468,6 @@ def _is_trained_answer(message: Message) -> bool:
     return message["role"] == "assistant" and bool(message.get("train", True))
 
 
-def without_thought(text: str) -> str:
-    """An answer without the thought before it; "" if the thought doesn't end."""
-    _, _, answer = text.rpartition(chat.CHANNEL_END)
-    if chat.CHANNEL in answer:
-        return ""
-    return answer
-
-
 def without_end(text: str) -> str:
     """An answer without the control token that ends it."""
     for end in (*ENDS, "<eos>"):
@@ -532,7 +525,7 @@ class Asker:
         texts = []
         for ids in answers[:len(prompts)]:
             text = self.tokenizer.decode(ids)
-            texts.append(without_end(without_thought(text)))
+            texts.append(without_end(split_thought(text).rest))
         return texts
 
 

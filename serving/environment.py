@@ -21,7 +21,8 @@ PREFIXES = tuple((
     "TRITON_").split())
 NO_SECRETS = ("SSH_AUTH_SOCK", "TPU_PROCESS_KEY")  # whatever their names say
 SECRET = re.compile(r"(?i)(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASS|PAT|CREDENTIALS?|AUTH)($|_)")
-NUMBERS = re.compile(r"(?i)TOKEN_(THRESHOLD|IDS)|^(NO_)?ALLOW_CREDENTIALS$")  # flags of vLLM
+# Flags of vLLM that are named like secrets and hold none.
+HARMLESS = re.compile(r"(?i)TOKEN_(THRESHOLD|IDS)|^(NO_)?ALLOW_CREDENTIALS$")
 SHORTEST = 6  # a shorter value, such as "1" or "true", isn't a secret: it would blacken every text
 SOCKET_PATH = 107  # characters that Linux takes of a socket's path
 SOCKET_NAME = 37   # of them, a slash and the name that vLLM gives a socket
@@ -30,7 +31,7 @@ API_KEY = "VLLM_API_KEY"  # with it, vLLM asks every client for this key
 
 def is_secret(name: str) -> bool:
     """Whether a variable of this name holds something that nobody else may read."""
-    if name in NO_SECRETS or NUMBERS.search(name):
+    if name in NO_SECRETS or HARMLESS.search(name):
         return False
     return SECRET.search(name) is not None
 

@@ -16,7 +16,8 @@ from serving.options import SHARE, Options
 from serving.results import Measurement
 from tables import hardware, physics
 from tables.architecture import (
-    Config, layers, only_trained_for_four_bits, parameters, read_config, text_config)
+    Config, layers, parameters, quantization_of, quantized_groups, read_config, text_config,
+    unquantized)
 from tables.errors import UserError
 
 GIB = 2.0**30
@@ -157,21 +158,12 @@ def step_bytes(config: dict, options: Options, batch: int = 0, context: int = 0)
     cached = 2
     if "8" in options.kv_cache_dtype:
         cached = 1
-    plain = _unquantized(config)
+    plain = unquantized(config)
     read = physics.decode_bytes(plain, batch, context, weight, cached, options.tensor_parallel)
     fewer_bits = 8 * weight - _stored_bits(config)
     if fewer_bits > 0:
         read -= parameters(plain)["matmul"] * fewer_bits // 8
     return read
-
-
-def _quantization_of(config: Config) -> dict:
-    """The `quantization_config` of stored weights; {} if they're in bfloat16."""
-    text = config.get("text_config") or {}
-    quantized = config.get("quantization_config") or text.get("quantization_config")
-    if not isinstance(quantized, dict) or only_trained_for_four_bits(quantized):
-        return {}
-    return quantized
 
 
 def _stored_bits(config: Config) -> int:
@@ -180,11 +172,11 @@ def _stored_bits(config: Config) -> int:
     compressed-tensors says it for each group of matrices, and the fewest count. Of what we can't
     read we say four, so that no measurement is called impossible wrongly.
     """
-    quantized = _quantization_of(config)
+    quantized = quantization_of(config)
     if not quantized:
         return 16
     fewest = 16
-    for group in _groups_of(quantized):
+    for group in quantized_groups(quantized):
         weights = group.get("weights") or {}
         bits = weights.get("num_bits")
         if type(bits) is not int:
@@ -193,37 +185,15 @@ def _stored_bits(config: Config) -> int:
     return fewest
 
 
-def _groups_of(quantized: dict) -> list[dict]:
-    """How compressed-tensors says that groups of matrices are stored; another format has one group
-    that says nothing."""
-    groups = quantized.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        return [{}]
-    return list(groups.values())
-
-
 def _multiplies_in_eight_bits(config: Config) -> bool:
     """Whether a stored model may be multiplied with numbers of eight bits, twice as fast."""
-    quantized = _quantization_of(config)
+    quantized = quantization_of(config)
     if not quantized:
         return False
-    for group in _groups_of(quantized):
+    for group in quantized_groups(quantized):
         if not group or group.get("input_activations"):
             return True
     return False
-
-
-def _unquantized(config: Config) -> Config:
-    """The same model in bfloat16: fewer bits change neither its shapes nor its arithmetic."""
-    if not _quantization_of(config):
-        return config
-    plain = dict(config)
-    plain.pop("quantization_config", None)
-    if isinstance(plain.get("text_config"), dict):
-        text = dict(plain["text_config"])
-        text.pop("quantization_config", None)
-        plain["text_config"] = text
-    return plain
 
 
 def _first_token_flops(config: Config, tokens: int) -> int:
@@ -233,7 +203,7 @@ def _first_token_flops(config: Config, tokens: int) -> int:
     needs. So only the prompt's last token has to go through them, and vLLM can do it like that
     (`--kv-sharing-fast-prefill`).
     """
-    plain = _unquantized(config)
+    plain = unquantized(config)
     text = text_config(plain)
     per_layer_input = 3 * text["hidden_size"] * (text["hidden_size_per_layer_input"] or 0)
     spared = 0  # multiplications
@@ -277,7 +247,7 @@ def tpot_floor(
       checked: tokens that a step computes for each request: with a drafter, its proposals and one.
     """
     moved = step_bytes(config, machine.options, batch, input_len)
-    flops = checked * physics.decode_flops(_unquantized(config), batch, input_len)
+    flops = checked * physics.decode_flops(unquantized(config), batch, input_len)
     step = physics.tpot_floor(moved, machine.bandwidth, flops, machine.peak)
     return step / tokens
 

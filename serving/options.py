@@ -346,11 +346,11 @@ def _is_w4a16(model: str) -> bool:
     """Whether a model's weights have four bits and are multiplied with numbers of sixteen."""
     if not (Path(model) / "config.json").exists():
         return False
-    quantized = architecture.read_config(model).get("quantization_config")
-    if not isinstance(quantized, dict) or quantized.get("format") != "pack-quantized":
+    config = architecture.read_config(model)
+    quantized = architecture.quantization_of(config)
+    if quantized.get("format") != "pack-quantized":
         return False
-    groups = quantized.get("config_groups") or {}
-    for group in groups.values():
+    for group in architecture.quantized_groups(quantized):
         weights = group.get("weights") or {}
         if weights.get("num_bits") == 4 and not group.get("input_activations"):
             return True
@@ -471,12 +471,11 @@ def _served_config(model: str) -> architecture.Config:
     Raises:
       UserError: the file is missing, or can't be read.
     """
-    config = architecture.read_config(model)
+    config = architecture.unquantized(architecture.read_config(model))
     text = config.get("text_config") or config
     if not isinstance(text, dict):
         return {}
     served = dict(text)
-    served.pop("quantization_config", None)
     served.pop("enable_moe_block", None)
     return served
 

@@ -278,6 +278,40 @@ def only_trained_for_four_bits(quantized: Config) -> bool:
     return "quant_type" in quantized and not quantized.get("quant_method")
 
 
+def quantization_of(config: Config) -> Config:
+    """The `quantization_config` of stored weights; {} if they're in bfloat16."""
+    quantized = config.get("quantization_config")
+    text = config.get("text_config")
+    if not quantized and isinstance(text, dict):
+        quantized = text.get("quantization_config")
+    quantized = quantized or {}
+    if only_trained_for_four_bits(quantized):
+        return {}
+    return quantized
+
+
+def quantized_groups(quantized: Config) -> list[Config]:
+    """How compressed-tensors says that groups of matrices are stored; another format has one group
+    that says nothing."""
+    groups = quantized.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        return [{}]
+    return list(groups.values())
+
+
+def unquantized(config: Config) -> Config:
+    """The same model in bfloat16: fewer bits change neither its shapes nor its arithmetic."""
+    if not quantization_of(config):
+        return config
+    plain = dict(config)
+    plain.pop("quantization_config", None)
+    if isinstance(plain.get("text_config"), dict):
+        text = dict(plain["text_config"])
+        text.pop("quantization_config", None)
+        plain["text_config"] = text
+    return plain
+
+
 def text_config(config: Config) -> Config:
     """The text part of a config.json, nested under `text_config` or flat, with all `COMPUTED` keys.
 
@@ -301,8 +335,8 @@ def text_config(config: Config) -> Config:
             "github.com/google/tunix/commit/e31e280e of 12 June 2026, in no release "
             "yet. Take the 31B, 12B, E4B or E2B."
         )
-    quantized = config.get("quantization_config") or text.get("quantization_config")
-    if quantized and not only_trained_for_four_bits(quantized):
+    quantized = quantization_of(config)
+    if quantized:
         method = quantized.get("quant_method", "with quantization_config")
         raise UserError(
             f"this base is quantized ({method}), and adapters are trained beside "

@@ -109,14 +109,14 @@ def model_in(folder: str | Path) -> str:
     """
     own, _ = architecture.tensors(architecture.read_config(folder))
     for size in ROWS_PER_STEP:
-        config = architecture.read_config(_config_of(size))
+        config = architecture.read_config(config_of(size))
         tensors, _ = architecture.tensors(config)
         if own == tensors:
             return size
     return ""
 
 
-def _config_of(size: str) -> Path:
+def config_of(size: str) -> Path:
     """The config.json that we keep of a real model."""
     return ROOT / "data" / "configs" / f"gemma4_{size}.json"
 
@@ -186,6 +186,6 @@ def mesh_of(row: Mapping[str, str], size: str) -> tuple[int, int]:
     if mesh:
         fsdp, tp = mesh.split("x")
         return int(fsdp), int(tp)
-    config = architecture.read_config(_config_of(size))
+    config = architecture.read_config(config_of(size))
     chips = int(row["chips"])
     return architecture.choose_mesh(config, chips)

@@ -344,6 +344,16 @@ def test_vllm_hands_over_tools_and_results_as_we_train_them():
         assert rendered(tokenizer, messages, tools)[-1][0] == ids
 
 
+def with_template(folder, ours, theirs):
+    """A copy of the tiny model in `folder`, whose template has one piece as Google writes it."""
+    shutil.copytree(TINY, folder)
+    path = folder / "chat_template.jinja"
+    template = path.read_text()
+    assert template.count(ours) == 1
+    path.write_text(template.replace(ours, theirs))
+    return folder
+
+
 PARTS = """import json, sys
 from transformers import AutoTokenizer
 from vllm.renderers.chat_utils import parse_chat_messages
@@ -369,19 +379,14 @@ AS_GOOGLE_WRITES_PARTS = """
 @needs_serve
 def test_a_server_hands_messages_to_the_template_as_texts(tmp_path):
     """By itself vLLM makes parts of them, and Google's template ends each part with a space."""
-    shutil.copytree(TINY, tmp_path / "model")
-    path = tmp_path / "model" / "chat_template.jinja"
-    template = path.read_text()
     ours = "    {{- text(messages[0]['content']) -}}\n"
-    assert template.count(ours) == 1
-    path.write_text(template.replace(ours, AS_GOOGLE_WRITES_PARTS))
-
+    model = with_template(tmp_path / "model", ours, AS_GOOGLE_WRITES_PARTS)
     messages = [{"role": "system", "content": "Be brief."}, ASK]
     words = commands.command(Options(engine="cpu", model=str(TINY)))
     flag = words[words.index("--chat-template-content-format") + 1]
-    printed = serve("-c", PARTS, tmp_path / "model", json.dumps(messages), flag).splitlines()[-2:]
+    printed = serve("-c", PARTS, model, json.dumps(messages), flag).splitlines()[-2:]
     by_itself, as_we_start_it = map(json.loads, printed)
-    tokenizer = chat.load_tokenizer(tmp_path / "model")
+    tokenizer = chat.load_tokenizer(model)
     assert as_we_start_it == chat.prompt_ids(tokenizer, messages)
     assert len(by_itself) == len(as_we_start_it) + 1
     assert "Be brief. <turn|>" in tokenizer.decode(by_itself)
@@ -396,18 +401,13 @@ RESPONSES = """  {%- if tool['response'] -%}
 @needs_serve
 def test_a_function_has_no_more_keys_than_a_server_hands_over(tmp_path):
     """Google's template writes a function's `response`, but vLLM never hands it one."""
-    shutil.copytree(TINY, tmp_path / "model")
-    path = tmp_path / "model" / "chat_template.jinja"
-    template = path.read_text()
     end = "  {{- '}<tool|>' -}}\n"
-    assert template.count(end) == 1
-    path.write_text(template.replace(end, RESPONSES + end))
-
+    model = with_template(tmp_path / "model", end, RESPONSES + end)
     tools = [tool("f", x="integer")]
     tools[0]["function"].update(strict=True, response={"type": "object"})
-    printed = serve("-c", SERVED, tmp_path / "model", json.dumps([([ASK], tools)])).splitlines()
+    printed = serve("-c", SERVED, model, json.dumps([([ASK], tools)])).splitlines()
     [served] = json.loads(printed[-1])
-    tokenizer = chat.load_tokenizer(tmp_path / "model")
+    tokenizer = chat.load_tokenizer(model)
     assert "response" in tokenizer.apply_chat_template([ASK], tools=tools, tokenize=False)
     example, _ = data.clean({"messages": [ASK, DONE], "tools": tools})
     assert chat.prompt_ids(tokenizer, data.as_messages(example, None)[:-1]) == served

@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tables import architecture, hardware, stored
 from tables.architecture import Layer
@@ -19,7 +18,6 @@ from tables.errors import UserError
 from tables.hardware import chip, slice_name
 from tpu_time import bands
 
-ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
 RANK = 64              # of the adapters, as in 03
 BLOCK = 1024           # queries that attention takes at a time, as in 03
@@ -240,8 +238,7 @@ def lengths_on(slice_name: str, model: str) -> tuple[int, ...]:
 @functools.cache
 def _config(model: str) -> dict:
     """The model's config.json."""
-    path = ROOT / "data" / "configs" / f"gemma4_{model}.json"
-    return architecture.read_config(path)
+    return architecture.read_config(stored.config_of(model))
 
 
 def mesh_of(model: str, chips: int) -> tuple[int, int]:
